@@ -60,8 +60,10 @@ class Subject:
     def __post_init__(self):
         if min(self.tasks, self.few, self.held_out) < 2 or self.plays < 2 or self.bound <= 0:
             raise CheckError("a check needs at least 2 tasks, 2 plays of each and a bound above 0")
-        if tooled := [name for name, role in self.world.workflow.roles.items() if role.tools]:
-            raise CheckError(f"role {tooled[0]!r} calls tools within its response, which only a model can: it cannot be checked")
+        tooled = [name for name, role in self.world.workflow.roles.items() if role.tools]
+        if tooled and self.world.speech is None:
+            why = "its scripted player needs the world's speech, a chat format, to call them"
+            raise CheckError(f"role {tooled[0]!r} calls tools within its response, and {why}: it cannot be checked")
 
     @functools.cached_property
     def honest(self) -> tuple[Episode, ...] | None:

@@ -34,7 +34,7 @@ from marl_llm.workflows.graph import (
 from marl_llm.workflows.hidden_values import Hidden, HiddenValueError
 from marl_llm.workflows.parsers import after_hashes, code_block, json_object, plain, short_text, tagged, texts
 from marl_llm.workflows.program_team import ProgramTeam
-from marl_llm.workflows.roles import Role, RoleTool, numbered
+from marl_llm.workflows.roles import AgentTool, Role, RoleTool, numbered
 from marl_llm.workflows.scoring import Scorer
 from marl_llm.workflows.speech import PlainText, Speech
 from marl_llm.workflows.trajectory import Episode, RoleCall, Score, Task, ToolUse, Trajectory
@@ -42,7 +42,7 @@ from marl_llm.workflows.views import ActionView, CoachGuide
 from marl_llm.workflows.world import World
 
 __all__ = [
-    "FormatError", "Role", "RoleTool", "ToolRefusal", "WorkflowError", "numbered",
+    "AgentTool", "FormatError", "Role", "RoleTool", "ToolRefusal", "WorkflowError", "numbered",
     "after_hashes", "code_block", "json_object", "plain", "short_text", "tagged", "texts",
     "NOTHING", "Workflow", "call", "choose", "compute", "each", "repeat", "sequence", "stop", "together", "tool", "when", "with_roles",
     "to_mermaid", "to_svg",

@@ -167,9 +167,8 @@ class Assignment:
             if role not in workflow.roles:
                 raise WorkflowError(f"assignment: workflow {workflow.name!r} has no role {role!r}, {suggestion(role, workflow.roles)}")
         for name, role in workflow.roles.items():
-            if role.tools and not isinstance(self.model(name), Inside):
-                kind = type(self.model(name)).__name__
-                raise WorkflowError(f"the role {name!r} calls tools within its response, which only a Inside can, not {kind}")
+            if role.tools and isinstance(self.model(name), Outside):
+                raise WorkflowError(f"the role {name!r} calls tools within its response, which an Outside model cannot")
             if role.speaks_ids and isinstance(self.model(name), Outside):
                 raise WorkflowError(f"the role {name!r} reads and says ids, which an Outside model has none of; play the game in text")
 

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from marl_llm.sampling.requests import Request, RequestError, SamplingParams
-from marl_llm.text import Message, ToolCall
+from marl_llm.text import Conversation, Message, ToolCall
 from marl_llm.text.rendering import TemplateError
 from marl_llm.tools.results import FailureKind, InfrastructureError, ToolResult
 from marl_llm.tools.waiting import Expired, within
 from marl_llm.untrusted import Said, read_text, read_value, valid_text
+from marl_llm.workflows.agent_tools import Caller, SubAgentCall, SubAgentLimits
 from marl_llm.workflows.assignment import Assignment, Outside, Scripted, ScriptTurn
 from marl_llm.workflows.coroutines import Coroutines
 from marl_llm.workflows.errors import PlayFailure, PromptTooLong, ToolRefusal, WorkflowError, from_error, from_tool
@@ -22,7 +23,8 @@ from marl_llm.workflows.finite import is_finite
 from marl_llm.workflows.function_replay import FunctionStep, Journal, advance
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import Call, FunctionNode, Tool
-from marl_llm.workflows.roles import BOUNDS, MAX_REASON, RoleTool
+from marl_llm.workflows.play import run_all
+from marl_llm.workflows.roles import BOUNDS, MAX_REASON, AgentTool, RoleTool
 from marl_llm.workflows.speech import Speech, prompt_of, spoken_ids
 from marl_llm.workflows.state import State, Talk
 from marl_llm.workflows.threads import Late, Stalled, Threads
@@ -75,8 +77,9 @@ class Speaker:
             raise WorkflowError(f"node {node.name!r}: branch {branch} is beyond 2**31; fork fewer times, or play fewer instances")
         agent, model = self._workflow.agents[role.name], self._assignment.roles[role.name]
         common = dict(node=node.name, role=role.name, agent=agent, model=model, turn=state.turn, items=state.items, branch=branch)
+        common["tool_use"] = state.tool_use
         events: list[Event] = []
-        player, speech = self._assignment.model(role.name), self._speech.get(model)
+        speech = self._speech.get(model)
         try:
             earlier = state.talks.get(role.name)
             begun = prompt_of(role, speech, state.fields, earlier)
@@ -93,28 +96,18 @@ class Speaker:
             request = first + number
             common |= dict(id=f"{node.name}:{request}:{branch}", parents=last, request_number=request, seed=seed, choice=choice)
             common |= dict(group=group if number == 0 else f"{request}:{branch}", prompt=prompt, prompt_ids=prompt_ids)
-            tool_calls: tuple[ToolCall, ...] = ()
-            if isinstance(player, Scripted):
-                said = self._from_script(node, player, state, messages, seed, speech)
-                if role.continues and talk is not None:
-                    talk = speech.reply(talk, said["tokens"].tolist())
-            elif isinstance(player, Outside):
-                said = await self._from_outside(node, player, messages, branch)
-            else:
-                said = await self._from_policy(node, model, prompt_ids, seed)
-                try:
-                    talk = speech.reply(talk, said["tokens"].tolist())
-                    reply = speech.read(talk)
-                except ValueError as error:  # the vocabularies of model and tokenizer differ
-                    raise WorkflowError(f"node {node.name!r}: its response cannot be read: {error}") from error
-                said["text"], said["unfinished_think"], tool_calls = reply.content, reply.unfinished_think, reply.tool_calls
+            drawn = sum(event.tokens.size for event in events if isinstance(event, RoleCall) and event.node == node.name)
+            left = None if state.tokens_left is None else state.tokens_left - drawn
+            said, talk, tool_calls = await self._respond(node, state, talk, messages, seed, left)
             heard = read_text(said["text"])
             said["text"], replaced = heard.value, replaced + heard.replaced
-            if role.tools and tool_calls and number < role.max_tool_rounds:
+            if role.tools and tool_calls and number < role.max_tool_rounds and (left is None or said["tokens"].size < left):
                 called = RoleCall(**common, **said, writes={}, illegal=None, replaced=replaced)
-                uses, answers = await self._use_role_tools(node, tool_calls, called)
-                events += [called, *uses]
-                last, replaced = (events[-1].id,), 0
+                events.append(called)
+                caller = Caller(node, first, called, state, tuple(events))
+                uses, answers, last = await self._use_role_tools(caller, tool_calls, task, identity)
+                events, replaced = [*events, *uses], 0
+                messages = [*messages, Message("assistant", said["text"]), *answers]
                 try:
                     talk, prompt = speech.extend(talk, answers), "\n".join(message.content for message in answers)
                 except TemplateError as error:
@@ -130,6 +123,32 @@ class Speaker:
             said_so_far = Talk(talk, (*messages, Message("assistant", said["text"])))
             after = after._replace(talks={**state.talks, role.name: said_so_far})
         return tuple(events), after
+
+    async def _respond(
+        self, node: Call, state: State, talk: Conversation | None, messages: list[Message], seed: tuple[int, ...], left: int | None
+    ) -> tuple[dict[str, Any], Conversation | None, tuple[ToolCall, ...]]:
+        """What the role's player says, as fields of a `RoleCall`; the conversation with it; and the tools that it calls.
+
+        `left`: most tokens that it may draw; None: the role's budget alone.
+        """
+        role, model = node.role, self._assignment.roles[node.role.name]
+        player, speech = self._assignment.model(role.name), self._speech.get(model)
+        if isinstance(player, Outside):
+            return await self._from_outside(node, player, messages, seed[-1]), talk, ()
+        if isinstance(player, Scripted):
+            said = self._from_script(node, player, state, messages, seed, speech)
+            if talk is not None and (role.continues or role.tools):
+                talk = speech.reply(talk, said["tokens"].tolist())
+            return said, talk, speech.read(talk).tool_calls if role.tools and talk is not None else ()
+        most = role.max_tokens if left is None else min(left, role.max_tokens)
+        said = await self._from_policy(node, model, () if talk is None else talk.ids, seed, most)
+        try:
+            talk = speech.reply(talk, said["tokens"].tolist())
+            reply = speech.read(talk)
+        except ValueError as error:  # the vocabularies of model and tokenizer differ
+            raise WorkflowError(f"node {node.name!r}: its response cannot be read: {error}") from error
+        said["text"], said["unfinished_think"] = reply.content, reply.unfinished_think
+        return said, talk, reply.tool_calls
 
     def _from_script(
         self, node: Call, player: Scripted, state: State, messages: list[Message], seed: tuple[int, ...], speech: Speech | None
@@ -170,10 +189,12 @@ class Speaker:
         finish = "length" if finish == "length" or len(text) > MAX_TEXT else "stop"
         return dict(text=text[:MAX_TEXT], tokens=NO_TOKENS, log_probs=None, sampled_log_probs=None, finish=finish, version=0)
 
-    async def _from_policy(self, node: Call, model: str, prompt_ids: tuple[int, ...], seed: tuple[int, ...]) -> dict[str, Any]:
+    async def _from_policy(
+        self, node: Call, model: str, prompt_ids: tuple[int, ...], seed: tuple[int, ...], max_tokens: int
+    ) -> dict[str, Any]:
         role = node.role
         settings, stops = self._settings or role.settings, self._policy_stops[model]
-        request = Request(prompt_ids, seed, role.max_tokens, model, settings, stops, role.stop, float(role.timeout_s))
+        request = Request(prompt_ids, seed, max_tokens, model, settings, stops, role.stop, float(role.timeout_s))
         try:
             done = await self._within(node.name, role.timeout_s, self._generator.generate(request))
         except RequestError as error:
@@ -219,36 +240,63 @@ class Speaker:
         writes = said.value
         return ToolUse(name, node.name, state.last, state.turn, number, state.items, branch, writes, seconds, attempts, said.replaced)
 
-    async def _use_role_tools(self, node: Call, calls: tuple[ToolCall, ...], called: RoleCall) -> tuple[list[ToolUse], list[Message]]:
-        """The tools that a role called within its response, one after the other, and their answers as messages."""
-        known, uses, answers = {tool.name: tool for tool in node.role.tools}, [], []
+    async def _use_role_tools(
+        self, caller: Caller, calls: tuple[ToolCall, ...], task: Task, identity: tuple[int, int, int]
+    ) -> tuple[list[Event], list[Message], tuple[str, ...]]:
+        """The tools that a role called within its response: what happened, their answers, and the ids of the events that are last.
+
+        Functions run one after the other, and behind them all sub-agents beside each other. Whatever a role asks for is answered.
+        """
+        answered: dict[int, tuple[tuple[Event, ...], Said]] = {}
+        admitted: dict[int, SubAgentCall] = {}
+        tools, limits = {tool.name: tool for tool in caller.node.role.tools}, SubAgentLimits(caller)
+        last = caller.called.id
         for number, asked in enumerate(calls[:MAX_TOOL_CALLS]):
-            start, shown = time.perf_counter(), asked.name if asked.name in known else "unknown"
+            start, shown = time.perf_counter(), asked.name if asked.name in tools else "unknown"
+            use, attempts, refused = f"{caller.called.id}:{shown}:{number}", 1, None
             try:
-                said, attempts = await self._use_role_tool(node.name, known, asked)
-                refused = None
+                tool, given = _checked_call(tools, asked)
+                if isinstance(tool, AgentTool):
+                    admitted[number] = limits.admit(tool, given.value, use)
+                    continue
+                said, attempts = await self._use_role_tool(caller.node.name, tool, given)
             except ToolRefusal as refusal:
-                said, attempts, refused = read_text(f"error: {refusal}"[:MAX_REASON]), 1, type(refusal.__cause__ or refusal).__name__
-            name, seconds = f"{called.id}:{shown}:{number}", time.perf_counter() - start
-            parents = (called.id,) if not uses else (uses[-1].id,)
-            origin = dict(turn=called.turn, request_number=called.request_number, items=called.items, branch=called.branch)
-            about = dict(writes={}, seconds=seconds, attempts=attempts, replaced=said.replaced, refused=refused)
-            uses.append(ToolUse(name, f"{node.name}.{shown}", parents, **about, **origin))
-            answers.append(Message("tool", said.value))
+                said, refused = _refusal(refusal)
+            event = _tool_use(caller.called, shown, number, (last,), time.perf_counter() - start, said, refused, attempts)
+            answered[number], last = ((event,), said), event.id
+        jobs = [self._ask_agent(caller.called, number, one, task, identity) for number, one in admitted.items()]
+        answered |= dict(zip(admitted, await run_all(jobs) if jobs else ()))
+        ends = [answered[number][0][-1].id for number in admitted]
+        events = [event for number in sorted(answered) for event in answered[number][0]]
+        answers = [Message("tool", answered[number][1].value) for number in sorted(answered)]
         if len(calls) > MAX_TOOL_CALLS:
             answers.append(Message("tool", f"error: only the first {MAX_TOOL_CALLS} calls were made"))
-        return uses, answers
+        return events, answers, tuple([last] * (len(admitted) < len(answered)) + ends)
 
-    async def _use_role_tool(self, node: str, known: dict[str, RoleTool], asked: ToolCall) -> tuple[Said, int]:
+    async def _ask_agent(
+        self, called: RoleCall, number: int, call: SubAgentCall, task: Task, identity: tuple[int, int, int]
+    ) -> tuple[tuple[Event, ...], Said]:
+        """A sub-episode: what happened, the use of the tool last, and what the caller reads. Raises `PlayFailure` or `WorkflowError`."""
+        start, role, state = time.perf_counter(), call.node.role, call.state
+        events, refused = (), None
+        try:
+            try:
+                prompt_of(role, self._speech.get(self._assignment.roles[role.name]), state.fields)
+            except PromptTooLong as error:
+                raise ToolRefusal(f"{role.name!r} cannot read it: {error}") from error
+            events, _ = await self.speak(call.node, call.first, state, task, identity, 0, state.path_id)
+            said = read_text(call.answer(events)[:MAX_TEXT])
+        except ToolRefusal as refusal:
+            said, refused = _refusal(refusal)
+        shown, parents = call.node.name.rpartition(".")[2], (events[-1].id,) if events else (called.id,)
+        use = _tool_use(called, shown, number, parents, time.perf_counter() - start, said, refused)
+        return (*events, use), said
+
+    async def _use_role_tool(self, node: str, tool: RoleTool, given: Said) -> tuple[Said, int]:
         """What the tool answers, as text, and in how many attempts.
 
         Raises `ToolRefusal` for a call that it cannot serve, for whatever reason: the role made it and is answered with the reason.
         """
-        tool, given = known.get(asked.name), read_value(dict(asked.arguments), BOUNDS)
-        if tool is None:
-            raise ToolRefusal(f"there is no tool {asked.name[:MAX_REASON]!r}; there are {', '.join(known)}")
-        if not given.ok:
-            raise ToolRefusal(f"the arguments cannot be read: {given.problem}")
         try:
             inspect.signature(tool.function).bind(**given.value)
         except TypeError as error:
@@ -292,3 +340,27 @@ class Speaker:
             return await within(timeout_s, work)
         except Expired as error:
             raise PlayFailure(node, FailureKind.DEADLINE.value, str(error)) from None
+
+
+def _checked_call(tools: Mapping[str, RoleTool | AgentTool], asked: ToolCall) -> tuple[RoleTool | AgentTool, Said]:
+    """The tool that a role calls, and the arguments as they are read. Raises `ToolRefusal`."""
+    tool, given = tools.get(asked.name), read_value(dict(asked.arguments), BOUNDS)
+    if tool is None:
+        raise ToolRefusal(f"there is no tool {asked.name[:MAX_REASON]!r}; there are {', '.join(tools)}")
+    if not given.ok:
+        raise ToolRefusal(f"the arguments cannot be read: {given.problem}")
+    return tool, given
+
+
+def _refusal(refusal: ToolRefusal) -> tuple[Said, str]:
+    """What the role reads of a call that could not be served, and the kind of reason."""
+    return read_text(f"error: {refusal}"[:MAX_REASON]), type(refusal.__cause__ or refusal).__name__
+
+
+def _tool_use(
+    called: RoleCall, tool: str, number: int, parents: tuple[str, ...], seconds: float, said: Said, refused: str | None, attempts: int = 1
+) -> ToolUse:
+    """The use of a role's tool: the `number`-th that the response `called` asked for."""
+    origin = dict(turn=called.turn, request_number=called.request_number, items=called.items, branch=called.branch)
+    about = dict(writes={}, seconds=seconds, attempts=attempts, replaced=said.replaced, refused=refused)
+    return ToolUse(f"{called.id}:{tool}:{number}", f"{called.node}.{tool}", parents, **about, **origin)

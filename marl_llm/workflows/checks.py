@@ -60,7 +60,7 @@ def check(workflow: Any) -> None:
 def _check_names(workflow: Any) -> None:
     seen: dict[str, Node] = {}
     roles: dict[str, object] = {}
-    for node in walk(workflow.body):
+    for node in walk(workflow.body, agents=True):
         if isinstance(node, Call | Tool):
             if node.name in seen:
                 how = f"call({node.name}, name=...)" if isinstance(node, Call) else "name=..."

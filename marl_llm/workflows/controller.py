@@ -34,6 +34,7 @@ from marl_llm.workflows.finite import is_finite
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import Call, Each, Together, walk
 from marl_llm.workflows.play import PICKS, Draw, Forks, Play, any_draw, finish, run_all
+from marl_llm.workflows.roles import AgentTool
 from marl_llm.workflows.scoring import Scoring
 from marl_llm.workflows.speech import Speech
 from marl_llm.workflows.threads import Threads
@@ -283,6 +284,7 @@ def checked_branching(
     workflow: Workflow, branching: Mapping[str, int], pick: str | None = None, score: str | None = None
 ) -> dict[str, int]:
     """The same, or a `WorkflowError` that names a role which does not exist, cannot fork, or whose pay does not show when it should."""
+    agents = {tool.role: name for name, role in workflow.roles.items() for tool in role.tools if isinstance(tool, AgentTool)}
     for role, branches in branching.items():
         if role not in workflow.roles:
             raise WorkflowError(f"branching: there is no role {role!r}; the roles are {', '.join(workflow.roles)}")
@@ -290,6 +292,11 @@ def checked_branching(
             raise WorkflowError(f"branching: {role}={branches} forks nothing; leave it out, or ask for 2 or more")
         if workflow.roles[role].tools:
             raise WorkflowError(f"branching: the role {role!r} calls tools within its response, which is no place for a fork")
+        if role in agents:
+            raise WorkflowError(
+                f"branching: the role {role!r} is a tool of {agents[role]!r} and speaks within its response, which is no place for a fork; "
+                "play whole instances several times (plays=K), as recipe.name=grpo does"
+            )
     if branching and when_scored(workflow, pick, score) == "when_made":
         check_shown(workflow, branching)
         return dict(branching)

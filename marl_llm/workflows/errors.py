@@ -34,6 +34,10 @@ class ToolRefusal(ValueError):
     """Raised by the function of a `RoleTool` whose arguments it cannot serve: the role reads the message and goes on."""
 
 
+class LimitReached(ToolRefusal):
+    """Another call of a sub-agent would be beyond its depth, its number of calls or its tokens: its caller reads the message."""
+
+
 class ToolCallError(RuntimeError):
     """Raised within an `async` team where a tool that it awaits raised; the team may catch it."""
 

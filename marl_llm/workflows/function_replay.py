@@ -40,7 +40,8 @@ class Reward:
 
     Attributes:
       team: to every call of every role.
-      local: role -> what each of its calls is paid on top, or a list with a number for each call in order.
+      local: role -> what each of its calls is paid on top, those as a tool of others too; or a list with a number for each request that
+        the function made, in order.
       metrics: figures of the play for tables, of the names that the team declares.
     """
 
@@ -313,7 +314,10 @@ def checked_reward(value: Any, calls: Mapping[str, int], node: FunctionNode) -> 
         raise WorkflowError(f"the reward has the metric {strange[0]!r}, which is not declared: add it to metrics=(...)")
     local = {}
     for role, pay in reward.local.items():
-        each = [open_value(pay)] * calls.get(role, 0) if not isinstance(pay, Sequence) else list(map(open_value, pay))
+        if not isinstance(pay, Sequence):
+            local[role] = _number(open_value(pay), f"local[{role!r}]")
+            continue
+        each = list(map(open_value, pay))
         if len(each) != calls.get(role, 0):
             raise WorkflowError(f"the reward has {len(each)} numbers for {role!r}, which spoke {calls.get(role, 0)} times")
         local[role] = [_number(one, f"local[{role!r}]") for one in each]

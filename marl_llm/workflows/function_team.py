@@ -36,6 +36,7 @@ from marl_llm.workflows.world import World
 SHARES = {"train": 0.65, "validation": 0.15, "test": 0.20}
 OF_TASK = ("number", "split")  # what a task has beside its fields
 ROLE_OPTIONS = ("system", "max_tokens", "max_prompt", "settings", "stop", "timeout_s")
+TOOL_OPTIONS = ("tools", "max_tool_rounds")  # of roles whose requests a function makes
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -47,7 +48,8 @@ class FunctionTeam:
       hidden: fields of the task that no prompt may hold.
       tasks: rows, each a mapping from field to value, which are split by their content (65, 15 and 20 %); or split -> rows; or a function
         (split, first, count) -> list of `Task`, as a `World` has it. None: the team can be built, and not played.
-      roles: names of the roles, or role -> options of `Role` (`ROLE_OPTIONS`). Empty: those that the function's code names as `t.NAME`.
+      roles: names of the roles, or role -> options of `Role` (`ROLE_OPTIONS`, `TOOL_OPTIONS`). Empty: those that the function's code
+        names as `t.NAME`.
       at_most: most requests of roles in one play, and most uses of tools. Beyond them the request raises in the function.
       timeout_s: most seconds that the function itself takes between two requests; after them the play is aborted.
       on_error: the team's reward where the function raises, which `errors` counts. None: the play is aborted, as a failure "team".
@@ -106,8 +108,9 @@ class FunctionTeam:
         for role, given in options.items():
             if hasattr(TeamHandle, role) or role == "random":
                 raise WorkflowError(f"team {name!r}: the role {role!r} has the name of a method of t; rename it")
-            if strange := [option for option in given if option not in ROLE_OPTIONS]:
-                raise WorkflowError(f"team {name!r}: role {role!r} has no option {strange[0]!r}; there are {', '.join(ROLE_OPTIONS)}")
+            known = (*ROLE_OPTIONS, *TOOL_OPTIONS)
+            if strange := [option for option in given if option not in known]:
+                raise WorkflowError(f"team {name!r}: role {role!r} has no option {strange[0]!r}; there are {', '.join(known)}")
         return {role: Role(role, f"{{{PROMPT}}}", stripped, {REPLY: ""}, **given) for role, given in options.items()}
 
 
@@ -170,8 +173,11 @@ def paid_to_calls(path: Trajectory) -> list[Award]:
     paid, awards = path.fields[PAID], []
     for call in path.calls:
         awards.append(Award(call, paid["team"], "team", team=True))
-        if call.role in paid["local"]:
-            awards.append(Award(call, paid["local"][call.role][call.turn], "local"))
+        pay = paid["local"].get(call.role)
+        if isinstance(pay, float):
+            awards.append(Award(call, pay, "local"))
+        elif pay is not None and not call.tool_use:
+            awards.append(Award(call, pay[call.turn], "local"))
     return awards
 
 

@@ -23,9 +23,10 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from marl_llm.hints import suggestion
+from marl_llm.workflows.agent_tools import with_agents
 from marl_llm.workflows.checks import check
 from marl_llm.workflows.errors import WorkflowError
-from marl_llm.workflows.nodes import Call, Choose, Each, FunctionNode, Node, Part, Repeat, Sequence, Stop, Together, Tool, walk
+from marl_llm.workflows.nodes import Call, Choose, Each, Node, Part, Repeat, Sequence, Stop, Together, Tool, changed_calls, walk
 from marl_llm.workflows.roles import Role, parameters
 from marl_llm.workflows.secrecy import secret_fields
 
@@ -210,6 +211,7 @@ class Workflow:
         role; or "at_end", for a team whose pay shows only when the play is over.
       group_seats: whether seats of one `each` that are asked the very same prompt in the same round are candidates for it: N seats are then
         a group of N without a fork (Stronger-MAS Fig. 5 with K = 1), and one of N K with it.
+      sub_agents: roles that are only called by other roles, as an `AgentTool`.
 
     Raises:
       WorkflowError: a node that cannot be reached, reads what nobody wrote, is written twice at once or shares its name; it says which.
@@ -225,20 +227,21 @@ class Workflow:
     scorers: tuple[Any, ...] = ()
     score: str = "when_made"
     group_seats: bool = False
+    sub_agents: tuple[Role, ...] = ()
 
     def __post_init__(self):
-        object.__setattr__(self, "body", _node(self.body))
+        object.__setattr__(self, "body", with_agents(_node(self.body), self.sub_agents, self.name))
         check(self)
 
     @functools.cached_property
     def nodes(self) -> dict[str, Call | Tool]:
         """Role calls and tool calls by name, in the order written."""
-        return {node.name: node for node in walk(self.body) if isinstance(node, Call | Tool)}
+        return {node.name: node for node in walk(self.body, agents=True) if isinstance(node, Call | Tool)}
 
     @functools.cached_property
     def roles(self) -> dict[str, Role]:
         """Roles by name, in the order in which they first occur. A role's number, its `agent`, is its place here."""
-        return {node.role.name: node.role for node in walk(self.body) if isinstance(node, Call)}
+        return {node.role.name: node.role for node in walk(self.body, agents=True) if isinstance(node, Call)}
 
     @functools.cached_property
     def agents(self) -> dict[str, int]:
@@ -258,18 +261,5 @@ def with_roles(workflow: Workflow, change: Callable[[Role], Role]) -> Workflow:
     """
 
     roles = {name: change(role) for name, role in workflow.roles.items()}  # once each: a role may be called at several places
-
-    def changed(node: Node) -> Node:
-        if isinstance(node, Call):
-            return dataclasses.replace(node, role=roles[node.role.name])
-        if isinstance(node, Sequence | Together):
-            return dataclasses.replace(node, parts=tuple(map(changed, node.parts)))
-        if isinstance(node, Each | Repeat):
-            return dataclasses.replace(node, body=changed(node.body))
-        if isinstance(node, FunctionNode):
-            return dataclasses.replace(node, calls={name: changed(part) for name, part in node.calls.items()})
-        if isinstance(node, Choose):
-            return dataclasses.replace(node, cases={key: changed(case) for key, case in node.cases.items()})
-        return node
-
-    return dataclasses.replace(workflow, body=changed(workflow.body))
+    body = changed_calls(workflow.body, lambda call: dataclasses.replace(call, role=roles[call.role.name]))
+    return dataclasses.replace(workflow, body=body, sub_agents=tuple(roles[role.name] for role in workflow.sub_agents))

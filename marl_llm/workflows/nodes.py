@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
-from marl_llm.workflows.roles import Role
+from marl_llm.workflows.roles import AgentTool, Role
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,11 +17,31 @@ class Call:
 
     role: Role
     name: str
+    agents: Mapping[str, Call] = dataclasses.field(default_factory=dict)  # of its tools that are roles, by name; see `agent_tools`
+
+    @functools.cached_property
+    def request_count(self) -> int:
+        """How many requests it can make, its sub-agents' too, which are its places in the numbering of all requests."""
+        return self.own_requests + sum(self.limits[name] * agent.request_count for name, agent in self.agents.items())
 
     @property
-    def request_count(self) -> int:
-        """How many requests it can make, which are its places in the numbering of all requests."""
+    def own_requests(self) -> int:
+        """How many requests it can make itself."""
         return 1 + (self.role.max_tool_rounds if self.role.tools else 0)
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Most calls of each sub-agent."""
+        return {tool.name: tool.at_most for tool in self.role.tools if isinstance(tool, AgentTool)}
+
+    def agent_place(self, name: str, number: int) -> int:
+        """The place of the first request of a sub-agent's n-th call within one response of this role, counted from its own first."""
+        place = self.own_requests
+        for other, agent in self.agents.items():
+            if other == name:
+                return place + number * agent.request_count
+            place += self.limits[other] * agent.request_count
+        raise KeyError(name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,11 +168,20 @@ class FunctionNode:
     @property
     def request_count(self) -> int:
         """Places of all requests that it could make, of its tools, and of its end."""
-        return self.at_most * (len(self.calls) + 1) + 1
+        return self.at_most * (self._round_size + 1) + 1
+
+    @property
+    def _round_size(self) -> int:
+        return sum(call.request_count for call in self.calls.values())
 
     def place(self, role: str, number: int) -> int:
-        """The place of a role's n-th request: as many per number as there are roles, so that rounds of all roles come one after another."""
-        return number * len(self.calls) + list(self.calls).index(role)
+        """The place of a role's n-th request: all roles have one per number, so that rounds of all roles come one after another."""
+        before = itertools.takewhile(lambda name: name != role, self.calls)
+        return number * self._round_size + sum(self.calls[name].request_count for name in before)
+
+    def tool_place(self, number: int) -> int:
+        """The place of the n-th use of any tool, behind those of all roles."""
+        return self.at_most * self._round_size + number
 
 
 Node = FunctionNode | Call | Tool | Sequence | Together | Each | Choose | Repeat | Stop
@@ -163,17 +193,35 @@ def step_of(body: Node) -> int:
     return max(1, body.request_count)
 
 
-def walk(node: Node) -> Iterator[Node]:
-    """A node and everything inside it, in the order written."""
+def walk(node: Node, agents: bool = False) -> Iterator[Node]:
+    """A node and everything inside it, in the order written; with `agents` also the calls of sub-agents."""
     yield node
+    inside: Iterable[Node] = ()
     if isinstance(node, Sequence | Together):
-        for part in node.parts:
-            yield from walk(part)
+        inside = node.parts
     elif isinstance(node, Each | Repeat):
-        yield from walk(node.body)
+        inside = (node.body,)
     elif isinstance(node, Choose | FunctionNode):
-        for case in (node.cases if isinstance(node, Choose) else node.calls).values():
-            yield from walk(case)
+        inside = (node.cases if isinstance(node, Choose) else node.calls).values()
+    elif isinstance(node, Call) and agents:
+        inside = node.agents.values()
+    for part in inside:
+        yield from walk(part, agents)
+
+
+def changed_calls(node: Node, change: Callable[[Call], Call]) -> Node:
+    """The same node with other role calls inside; of sub-agents' calls `change` decides itself."""
+    if isinstance(node, Call):
+        return change(node)
+    if isinstance(node, Sequence | Together):
+        return dataclasses.replace(node, parts=tuple(changed_calls(part, change) for part in node.parts))
+    if isinstance(node, Each | Repeat):
+        return dataclasses.replace(node, body=changed_calls(node.body, change))
+    if isinstance(node, FunctionNode):
+        return dataclasses.replace(node, calls={name: change(part) for name, part in node.calls.items()})
+    if isinstance(node, Choose):
+        return dataclasses.replace(node, cases={key: changed_calls(case, change) for key, case in node.cases.items()})
+    return node
 
 
 def label(node: Node) -> str:

@@ -263,7 +263,7 @@ class Play:
     def _asked(self, node: FunctionNode, request: FunctionRequest, base: int, state: State) -> State:
         """The state in which one request is to be answered, and nothing else."""
         if request.tool is not None:
-            number = base + node.at_most * len(node.calls) + request.place
+            number = base + node.tool_place(request.place)
             return state._replace(todo=push(None, request.tool, number))
         fields = {**state.fields, PROMPT: request.text}
         todo = push(None, node.calls[request.name], base + node.place(request.name, request.number))

@@ -24,6 +24,7 @@ from marl_llm.workflows.function_replay import FunctionStep
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import Tool
 from marl_llm.workflows.play import finish
+from marl_llm.workflows.roles import RoleTool
 from marl_llm.workflows.scoring import Recorded
 from marl_llm.workflows.speech import Speech
 from marl_llm.workflows.state import State
@@ -95,7 +96,7 @@ def replay(
       episode: as played, or a line of `storage.read_trajectories`.
       plays, branching, pick, alpha, local_weight, score: of its rollout, which the numbers of branches depend on.
       workflow, assignment, speech: as when it was played. Roles of scripts and outside models cannot be replayed, because they are asked by
-        text; nor can tools that a role calls within its response.
+        text; nor can functions that a role calls within its response.
       folder: of the line's file, where its fields hold workspaces; see `storage.from_json`.
 
     Raises:
@@ -109,8 +110,8 @@ def replay(
     calls = [event for event in events if isinstance(event, RoleCall)]
     if strange := [call for call in calls if call.log_probs is None]:
         raise ReplayError(f"{strange[0].id} was spoken by {strange[0].model!r}, which is no policy: its answers were not asked for by ids")
-    if tooled := [name for name, role in workflow.roles.items() if role.tools]:
-        raise ReplayError(f"role {tooled[0]!r} calls tools within its response; such episodes cannot be replayed")
+    if tooled := [name for name, role in workflow.roles.items() if any(isinstance(tool, RoleTool) for tool in role.tools)]:
+        raise ReplayError(f"role {tooled[0]!r} calls functions within its response; such episodes cannot be replayed")
     scores = {name: said for path in (*episode.trajectories, *episode.candidates) for name, said in path.scores.items()}
     recorded = _Recorded({call.seed: call for call in calls})
     picking = dict(branching=branching, pick=pick, alpha=alpha, local_weight=local_weight, score=score)

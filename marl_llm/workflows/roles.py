@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ from marl_llm.workflows.finite import is_finite
 Fields = Mapping[str, Any]
 BOUNDS = Bounds()  # of what a parser or a tool may write
 MAX_REASON = 300  # characters of why a response is illegal
+MAX_DEPTH = 8  # of sub-agents within each other
+TOOL_NAME = r"[A-Za-z0-9_-]{1,64}"  # what providers of models take
 
 
 def parameters(function: Callable, what: str) -> tuple[str, ...]:
@@ -86,6 +89,57 @@ class RoleTool:
 
 
 @dataclasses.dataclass(frozen=True)
+class AgentTool:
+    """A role as a tool of another role: each call is a sub-episode, whose responses are samples of that role like all others.
+
+    The role reads the call's arguments in place of fields of the state, and the caller reads what it says. A call beyond a limit, or with
+    arguments that cannot be used, is answered with one line that begins with `error:`.
+
+    Attributes:
+      role: name of the role that answers: one that the workflow calls elsewhere too, or one of its `sub_agents`.
+      description: for the model that calls.
+      name: as the model calls it; by default the role's.
+      arguments: names of the arguments, in the order of the fields that the role's prompt reads; by default these fields' names, and
+        "prompt" in a team that is a function.
+      at_most: most calls in an episode. What runs beside a call does not count for it (law 6): each seat of an `each` has its own count.
+      max_tokens: most tokens that all these calls may draw in an episode; None: `at_most` alone bounds them.
+      depth: the deepest level at which it may be called: 1 is within a response that the workflow asked for, 2 within a sub-agent's.
+        None: at every level; a role that could call itself, over others too, needs a depth.
+
+    Raises:
+      WorkflowError: a limit below 1, or a name that no model could call.
+    """
+
+    role: str
+    description: str
+    name: str = ""
+    arguments: Sequence[str] = ()
+    at_most: int = 8
+    max_tokens: int | None = None
+    depth: int | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "name", self.name or self.role)
+        who = f"AgentTool {self.name!r}"
+        if not re.fullmatch(TOOL_NAME, self.name):
+            raise WorkflowError(f"{who}: a name has 1 to 64 letters, digits, '_' and '-'")
+        if isinstance(self.arguments, str):
+            raise WorkflowError(f"{who}: arguments={self.arguments!r} must be a tuple of names, e.g. ({self.arguments!r},)")
+        for limit, least in (("at_most", self.at_most), ("max_tokens", self.max_tokens), ("depth", self.depth)):
+            if least is not None and (isinstance(least, bool) or not isinstance(least, int) or least < 1):
+                raise WorkflowError(f"{who}: {limit}={least!r} must be a whole number, 1 or more")
+        if self.depth is not None and self.depth > MAX_DEPTH:
+            raise WorkflowError(f"{who}: depth={self.depth} is above {MAX_DEPTH}, the deepest that sub-agents may be nested")
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """As chat templates expect it."""
+        texts = {name: {"type": "string"} for name in self.arguments}
+        parameters = {"type": "object", "properties": texts, "required": list(self.arguments)}
+        return {"type": "function", "function": {"name": self.name, "description": self.description, "parameters": parameters}}
+
+
+@dataclasses.dataclass(frozen=True)
 class Role:
     """A logical player.
 
@@ -107,7 +161,7 @@ class Role:
       continues: when it speaks again in a play, its prompt is its own last conversation, with `observation` behind it: its ids only grow
         (law 1), and the engine keeps what it computed for them. Otherwise every prompt is `prompt`, rendered anew.
       observation: template of the message that a continued conversation is extended by.
-      tools: what it may call within its response; needs a model that speaks a chat format.
+      tools: what it may call within its response, functions and other roles; needs a model that speaks a chat format.
       max_tool_rounds: how often it may call tools before its response has to be final.
       timeout_s: of one response.
 
@@ -130,7 +184,7 @@ class Role:
     stop: tuple[str, ...] = ()
     continues: bool = False
     observation: str = ""
-    tools: tuple[RoleTool, ...] = ()
+    tools: tuple[RoleTool | AgentTool, ...] = ()
     max_tool_rounds: int = 4
     timeout_s: float | int = 300.0
 
@@ -155,6 +209,9 @@ class Role:
             raise WorkflowError(f"role {self.name!r}: trim_from would have no effect, because trim names no field")
         if self.max_tokens < 1 or self.max_prompt < 1 or self.timeout_s <= 0 or self.max_tool_rounds < 1:
             raise WorkflowError(f"role {self.name!r}: max_tokens, max_prompt, max_tool_rounds and timeout_s must be above 0")
+        names = [tool.name for tool in self.tools]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise WorkflowError(f"role {self.name!r} has two tools of the name {twice[0]!r}: rename one of them")
         if not self.writes:
             raise WorkflowError(f"role {self.name!r} writes no field, so that nothing it says has an effect: name one in writes")
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from marl_llm.text import Conversation, Message
 from marl_llm.workflows.nodes import Each, FunctionNode, Node, Repeat, Together, written
-from marl_llm.workflows.trajectory import Event, RoleCall
+from marl_llm.workflows.trajectory import Event, RoleCall, state_writes
 
 
 class Talk(NamedTuple):
@@ -47,12 +47,14 @@ class State(NamedTuple):
     path_id: int = 0  # number of the forks taken, injective: digits 1..K in base K_max + 1
     journal: tuple = ()  # of a team that is a function: what it asked and was answered (`function_replay.Journal`)
     talks: Mapping[str, Talk] = MappingProxyType({})  # of roles that continue
+    tool_use: str = ""  # of a sub-agent: the `ToolUse` that its response answers
+    tokens_left: int | None = None  # of a sub-agent: how many it may draw
 
     def after(self, *events: Event) -> State:
         """The state once these events happened, one after the other."""
         fields = dict(self.fields)
         for event in events:
-            fields.update(event.writes)
+            fields.update(state_writes(event))
         spoken = self.spoken or any(isinstance(event, RoleCall) for event in events)
         return self._replace(fields=fields, spoken=spoken, last=(events[-1].id,), events=(*self.events, *events))
 

@@ -48,7 +48,7 @@ from marl_llm.tools.sandbox.workspace import DIGEST, Workspace
 from marl_llm.workflows.controller import Rollout
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.samples import Sample, SampleTable
-from marl_llm.workflows.trajectory import Earned, Episode, Event, FailedAttempt, RoleCall, Score, Task, ToolUse, Trajectory
+from marl_llm.workflows.trajectory import Earned, Episode, Event, FailedAttempt, RoleCall, Score, Task, ToolUse, Trajectory, state_writes
 
 FILE_NAME = "trajectories.jsonl"
 FOLDER_NAME = "workspaces"
@@ -361,7 +361,7 @@ def _tools(rollout: Rollout, task: Task, events: Sequence[Event]) -> list[dict[s
             one |= {"reads": _readable(reads, f"the input of {event.node!r}")} if node else {}
             one["writes"] = _readable(event.writes, f"the output of {event.node!r}")
             found.append(one | ({} if event.refused is None else {"refused": event.refused}))
-        fields |= event.writes
+        fields |= state_writes(event)
     return found
 
 

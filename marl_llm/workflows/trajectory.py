@@ -77,6 +77,7 @@ class RoleCall:
     versions: Int[np.ndarray, "R"] | None = None  # of the parameters that drew each token; None: all are `version`
     unfinished_think: bool | None = None  # the response ended within a think block; None: its template has none, or no policy spoke
     rewritten: bool | None = None  # its chat template would have written another prompt; None: a first prompt, or no template
+    tool_use: str = ""  # of a sub-agent: the id of the `ToolUse` that its response answers; "": the workflow asked it
 
     def __repr__(self) -> str:
         return f"RoleCall({self.id}, {self.text[:60]!r}{'' if self.legal else ', illegal'})"
@@ -114,6 +115,11 @@ class ToolUse:
 
 
 Event = RoleCall | ToolUse
+
+
+def state_writes(event: Event) -> Fields:
+    """What an event changes in the state; nothing if a sub-agent spoke, whose words only its caller reads."""
+    return {} if isinstance(event, RoleCall) and event.tool_use else event.writes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +198,7 @@ class Trajectory:
 
     def written(self, field: str) -> tuple[tuple[int, Any], ...]:
         """(turn, value) each time that this field was written, in the order of play."""
-        return tuple((event.turn, event.writes[field]) for event in self.events if field in event.writes)
+        return tuple((event.turn, event.writes[field]) for event in self.events if field in state_writes(event))
 
     def per_turn(self, field: str) -> dict[int, Any]:
         """The last value that each turn wrote to this field; turns that wrote none are left out."""

@@ -13,7 +13,7 @@ from typing import Any
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.nodes import Call, walk
 from marl_llm.workflows.roles import Fields, Role
-from marl_llm.workflows.trajectory import Event, RoleCall, Task, ToolUse
+from marl_llm.workflows.trajectory import Event, RoleCall, Task, ToolUse, state_writes
 
 TRUTHS = ("none", "last", "last_role", "all")
 MOMENTS = ("action", "end")
@@ -156,7 +156,7 @@ class ViewMaker:
                 observations.append(event)
         before = {**self._workflow.start, **self._task.fields}
         for event in shown[:number]:
-            before |= event.writes
+            before |= state_writes(event)
         outcome = {name: value for name, value in (end or {}).items() if knows or name not in self._secret} if when == "end" else {}
         secrets = dict(self._task.hidden)
         for event in events:

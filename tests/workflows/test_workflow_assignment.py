@@ -61,10 +61,10 @@ def test_schedules_give_turns_again_and_again():
     assert Assignment({"plan": "a", "search": "b"}).training(5) == ("a", "b")
 
 
-def test_a_role_with_tools_needs_a_policy():
+def test_a_role_with_tools_cannot_be_played_outside():
     from marl_llm.workflows import RoleTool
 
     lookup = RoleTool("lookup", lambda q: q, "", {})
     role = Role("plan", "{question}", parse=plain("x"), writes={"x": ""}, tools=(lookup,))
     with pytest.raises(WorkflowError, match="'plan' calls tools"):
-        Assignment({"plan": "s"}, {"s": Scripted(lambda turn: "")}).check(Workflow("t", role, inputs=("question",)))
+        Assignment({"plan": "s"}, {"s": Outside(Client())}).check(Workflow("t", role, inputs=("question",)))
