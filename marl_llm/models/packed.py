@@ -14,8 +14,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from marl_llm.models.config import ModelConfig
+from marl_llm.models.frozen_head import score_frozen
 from marl_llm.models.log_probs import TokenScores, head_weight, score_hidden, split_adapters
 from marl_llm.models.masks import outside_vocabulary, packed_mask, prompt_positions, tree_mask
+from marl_llm.models.sharding import ways
 from marl_llm.models.transformer import Decoder, is_stacked
 
 
@@ -80,12 +82,16 @@ def score_packed(
     Args:
       positions: depth of each token in its own sequence. segments, branches: who sees whom, see `marl_llm.models.masks.RowMask`.
       kept_ids: the sampler's. where: True on targets that are no padding. See `score_hidden` for both.
-    The head runs on the Q predicting positions only. What padding of `predict` and `targets` (index 0, any id) scores means nothing.
+    The head runs on the Q predicting positions only, and under adapters it has no gradient. What padding of `predict` and `targets`
+    (index 0, any id) scores means nothing.
     A token outside the vocabulary raises `ValueError`; where tokens are traced, its whole row gets NaN.
     """
     unknown = jnp.any(outside_vocabulary(config, "tokens", tokens, segments > 0), axis=-1)[:, None]
     weight, hidden = packed_hidden(config, params, tokens, positions, segments, branches, predict)
-    scores = score_hidden(weight, hidden, targets, temperature, kept_ids=kept_ids, where=where)
+    if "lora" in params and kept_ids is None and ways("batch") == ways("vocab") == 1:
+        scores = score_frozen(weight.T, hidden, targets, temperature, where)
+    else:
+        scores = score_hidden(weight, hidden, targets, temperature, kept_ids=kept_ids, where=where)
     return TokenScores(*(jnp.where(unknown, jnp.nan, x) for x in scores))
 
 

@@ -1,6 +1,7 @@
 """Chunked log-probs: the numbers and gradients of the naive form, at a fraction of its memory; the vocabulary stays sharded."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -14,6 +15,7 @@ from test_files import BASE, params_of
 from marl_llm.models import (
     RULES,
     TRAIN,
+    frozen_head,
     log_probs,
     param_shardings,
     place,
@@ -52,6 +54,42 @@ def test_any_chunk_gives_the_naive_values_and_gradients(chunk, temperature):
         np.testing.assert_allclose(a, b, atol=1e-5)
     for a, b in zip(*(jax.jit(jax.grad(lambda *x, f=f: loss(f, *x), (0, 1)))(weight, hidden) for f in (f, g)), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("entropy", [0.0, 0.7])
+def test_a_frozen_head_gives_the_naive_values_and_gradients(temperature, entropy, monkeypatch):
+    monkeypatch.setattr(frozen_head, "CPU_BLOCK", 5)
+    rng = np.random.default_rng(0)
+    head, hidden = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((33, 6), (2, 9, 6)))
+    targets = jnp.asarray(rng.integers(0, 33, (2, 9)), jnp.int32)
+    where = jnp.arange(9) < jnp.asarray([[3], [0]])  # two blocks of four have nothing that counts
+    mix = jnp.asarray(rng.normal(size=(2, 2, 9)), jnp.float32)
+
+    def loss(f, hidden):
+        log_probs, entropies = f(hidden)
+        total = jnp.sum(jnp.where(where, log_probs * mix[0], 0))
+        return (total + entropy * jnp.sum(jnp.where(where, entropies * mix[1], 0)) if entropy else total), (log_probs, entropies)
+
+    def ours(x):
+        return frozen_head.score_frozen(head, x, targets, temperature, where)
+
+    def theirs(x):
+        return naive(head.T, x, targets, temperature)
+
+    (gradient, scores), (wanted, all_scores) = (
+        jax.jit(jax.grad(functools.partial(loss, f), has_aux=True))(hidden) for f in (ours, theirs)
+    )
+    np.testing.assert_allclose(gradient, wanted, atol=2e-6)
+    for out, plain, wanted in zip(scores, ours(hidden), all_scores, strict=True):
+        np.testing.assert_allclose(out[where], wanted[where], atol=2e-6)
+        np.testing.assert_array_equal(out, plain)
+        assert not np.any(out[1, 1:]), "a block without anything that counts was computed"
+
+
+def test_a_frozen_head_refuses_to_be_differentiated():
+    with pytest.raises(ValueError, match="use score_hidden"):
+        jax.grad(lambda head: jnp.sum(frozen_head.score_frozen(head, jnp.ones((2, 6)), jnp.asarray([0, 1])).log_probs))(jnp.ones((9, 6)))
 
 
 @pytest.mark.parametrize("chunk", [2, 4, 6])
