@@ -111,7 +111,7 @@ def pictures(chromium: str | None, folder: pathlib.Path, runs: list[str]) -> Non
                 page = chrome.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
                 views = {"play": f"#play={play}"}
                 if theme == "light":
-                    views |= {"list": "#", "group": f"#play={play}&call={call}", "compare": "#view=compare", "curves": "#view=curves"}
+                    views |= {"list": "#", "group": f"#play={play}&call={call}", "compare": "#view=compare", "curves": "#view=summary"}
                 for name, where in views.items():
                     page.goto("about:blank")
                     page.goto(server.url + where)

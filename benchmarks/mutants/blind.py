@@ -14,9 +14,9 @@ FAULTS = {
         "a split's share begins at nothing": ("        place -= share\n", ""),
         "the last fifth is rounded up": ("min(HOLD_OUT, len(rows) // 5)", "min(HOLD_OUT, -(-len(rows) // 5))"),
     },
-    ("marl_llm/reporting/turns.py", "tests/reporting/test_report.py"): {
-        "the first length that shares the last row has its own": ('play["turns"] >= lengths', 'play["turns"] > lengths'),
-        "a role's own pay is left out": ('float(one["team"]) + float(one["local"])', 'float(one["team"])'),
+    ("marl_llm/viewing/summary.py", "tests/viewing/test_report.py"): {
+        "the first length that shares the last row has its own": ('row["turns"] >= lengths', 'row["turns"] > lengths'),
+        "a play is paid what its first role is": ('sum(r["paid"].values())', 'next(iter(r["paid"].values()))'),
     },
     ("marl_llm/reporting/files.py", "tests/reporting/test_metrics_writer.py tests/reporting/test_episodes.py"): {
         "a torn last line hides the faults before it": ("elif not torn or file.tell() < size:", "elif not torn:"),

@@ -114,14 +114,16 @@ FAULTS = {
         "a return that grows too is proposed": ("other is not None and _growth(subject, kinds, pairs, other) is None", "other is not None"),
         "a player that cannot go on is the game's fault": ("continue\n    return found", "raise\n    return found"),
     },
-    (M + "reporting/turns.py", T + "reporting/test_report.py"): {
-        "aborted plays have a score": ('if play["status"] != "aborted"]', "]"),
-        "what was not chosen is paid": ('if one["chosen"]]', "]"),
+    (M + "viewing/summary.py", T + "viewing/test_report.py"): {
+        "aborted plays have a score": (' if row["status"] != "aborted")', ")"),
+    },
+    (M + "viewing/runs.py", T + "viewing/test_viewing.py"): {
+        "what was not chosen is paid": ('            if response["chosen"]:\n                pay', "            if True:\n                pay"),
     },
     ("marl_llm/cli/check.py", T + "checking/test_prolonging.py"): {
         "a config's recipe is not read": ("{} if plan is None else {\"recipe\": plan.recipe}", "{}"),
     },
-    (M + "reporting/page.py", T + "reporting/test_report.py"): {
+    (M + "reporting/formats.py", T + "viewing/test_report.py"): {
         "a minute is sixty seconds": ("if seconds < 60:", "if seconds <= 60:"),
     },
     (M + "viewing/seat.py", T + "viewing/test_seat.py"): {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from marl_llm.checking.plays import Subject, again, heard_by
 from marl_llm.checking.verdict import Finding
-from marl_llm.reporting.page import visible
+from marl_llm.reporting.formats import visible
 from marl_llm.workflows import ScriptTurn, World
 
 _MARKS = {"pass": "ok  ", "warn": "WARN", "fail": "FAIL", "note": "note"}

@@ -20,7 +20,7 @@ import statistics
 from absl import flags
 
 from marl_llm import reporting
-from marl_llm.reporting import page
+from marl_llm.reporting import formats
 from marl_llm.runs import command
 from marl_llm.runs.command import ConfigError
 from marl_llm.untrusted import read_json_file
@@ -43,10 +43,10 @@ def read_run(run: pathlib.Path) -> dict:
     for prefix, part in parts:
         _check_part(run, prefix, part)
     random = evaluation.get("random", {"success": 0.0})
-    if not isinstance(random, dict) or not page.is_number(random.get("success")):
+    if not isinstance(random, dict) or not formats.is_number(random.get("success")):
         raise ConfigError(f"{run}/evaluation.json: random.success is not a number")
     for name in ("train_cpu_s", "train_wall_s"):
-        if evaluation.get(name) is not None and not page.is_number(evaluation[name]):
+        if evaluation.get(name) is not None and not formats.is_number(evaluation[name]):
             raise ConfigError(f"{run}/evaluation.json: {name} is not a number")
     return {"evaluation": evaluation, "metrics": [line for line in metrics if _usable(line)]}
 
@@ -59,17 +59,17 @@ def _check_part(run: pathlib.Path, prefix: str, part: object) -> None:
     seats = {name: part.get(name) for name in ("before", "after")} | {f"pairs.{name}": found for name, found in pairs.items()}
     for name, found in seats.items():
         for field in ("success",) if name.startswith("pairs.") else ("success", "turns"):
-            if not isinstance(found, dict) or not page.is_number(found.get(field)):
+            if not isinstance(found, dict) or not formats.is_number(found.get(field)):
                 raise ConfigError(f"{run}/evaluation.json: {prefix}{name}.{field} is missing, or not a number")
         ends = found.get("interval")
-        if ends is not None and not (isinstance(ends, list) and len(ends) == 2 and all(map(page.is_number, ends))):
+        if ends is not None and not (isinstance(ends, list) and len(ends) == 2 and all(map(formats.is_number, ends))):
             raise ConfigError(f"{run}/evaluation.json: {prefix}{name}.interval is not a pair of numbers")
 
 
 def _usable(line: dict) -> bool:
     """Whether a line of metrics has a phase, a step and, where it needs them, figures."""
     figures = [line[name] for name in ("success", "sampled_tokens") if name in line]
-    whole = isinstance(line.get("phase"), str) and all(map(page.is_number, [line.get("step"), *figures]))
+    whole = isinstance(line.get("phase"), str) and all(map(formats.is_number, [line.get("step"), *figures]))
     return whole and (line["phase"] != "eval" or "success" in line) and (line["phase"] != "train" or "sampled_tokens" in line)
 
 

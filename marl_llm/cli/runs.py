@@ -44,7 +44,7 @@ def runs_below(folder: pathlib.Path, depth: int = DEPTH) -> Iterator[pathlib.Pat
 
 def line_of(run: pathlib.Path) -> str:
     """What is known of a run, in one line."""
-    from marl_llm.reporting import files, page
+    from marl_llm.reporting import files, formats
     from marl_llm.untrusted import read_json_file
 
     try:
@@ -52,17 +52,17 @@ def line_of(run: pathlib.Path) -> str:
         records, faults = files.read_lines(run / "metrics.jsonl")
         evaluation = read_json_file(run / "evaluation.json") if (run / "evaluation.json").exists() else {}
     except (OSError, ValueError) as error:
-        return page.visible(f"{run}  {error}")
-    steps = [line["step"] for line in records if line.get("phase") == "train" and page.is_number(line.get("step"))]
+        return formats.visible(f"{run}  {error}")
+    steps = [line["step"] for line in records if line.get("phase") == "train" and formats.is_number(line.get("step"))]
     settings = config.get("config")
     wanted = settings.get("steps") if isinstance(settings, Mapping) else None
     state = "finished" if evaluation else "not finished"
     reached = [part.get("success") for name in ("before", "after") if isinstance(part := evaluation.get(name), Mapping)]
-    result = f"{evaluation.get('headline', 'success')} {' → '.join(map(page.percent, reached))}" if reached else ""
-    progress = f"step {max(steps, default=0)}" + (f" of {wanted}" if page.is_number(wanted) else "")
+    result = f"{evaluation.get('headline', 'success')} {' → '.join(map(formats.percent, reached))}" if reached else ""
+    progress = f"step {max(steps, default=0)}" + (f" of {wanted}" if formats.is_number(wanted) else "")
     parts = [str(run), str(config.get("name", "")), state, progress, result]
     parts += [f"{len(faults)} damaged lines"] if faults else []
-    return page.visible("  ".join(filter(None, parts))).replace("\n", " ")
+    return formats.visible("  ".join(filter(None, parts))).replace("\n", " ")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ The same command on the same directory continues too. SIGTERM and a second Ctrl-
 directory holds config.json, metrics.jsonl, tensorboard/, episodes.jsonl and episodes_tokens.jsonl, checkpoints/, evaluation.json,
 outcomes.jsonl, report.html and plots/; tokenizer.model or a workflow's graph.svg, trajectories.jsonl (whole plays as graphs, to be
 replayed) and before_after.md; and game/, a copy of a user's own file. The report is written at checkpoints, at most once a minute, and at
-the end; `python -m marl_llm.reporting.report DIR` writes it at any time.
+the end; `python -m marl_llm view DIR --report` writes it at any time.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Reporting: what a run tells about itself while it trains and when it is done.
 
-Any room may write to this one; it imports none of them. Four things live here, all inside a work directory:
+Any room may write to this one; it imports none of them. Three things live here, all inside a work directory:
 
 - `MetricsWriter`, `read_metrics`: one line of figures per step in `metrics.jsonl`, and the same in TensorBoard;
   `Tracker`: in Weights & Biases or trackio.
 - `Progress`: a live line with ETA on a terminal, plain lines in a log.
 - `EpisodeWriter`, `read_episodes`, `read_tokens`: whole plays, turn by turn, in `episodes.jsonl` and `episodes_tokens.jsonl`.
-- `write_report`: one self-contained `report.html` made of the three above (`python -m marl_llm.reporting.report runs/first`).
 
 Names are imported on first use, so that `import marl_llm.reporting` costs nothing.
 """
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from marl_llm.reporting.files import LineError, WriteError
     from marl_llm.reporting.metrics import MetricsWriter, read_metrics
     from marl_llm.reporting.progress import Progress
-    from marl_llm.reporting.report import write_report
     from marl_llm.reporting.trackers import Tracker
 
 _MODULE_OF = {
@@ -35,7 +33,6 @@ _MODULE_OF = {
     "read_tokens": "episodes",
     "validate_episode": "episodes",
     "worst_plays": "episodes",
-    "write_report": "report",
 }
 
 __all__ = [
@@ -51,7 +48,6 @@ __all__ = [
     "read_tokens",
     "validate_episode",
     "worst_plays",
-    "write_report",
 ]
 
 

@@ -159,7 +159,7 @@ def start_or_resume(run: TrainingRun, done: list[int] | None) -> Watches:
     if not done:
         note(f"step 0: validation {run.team.headline} {validate(run, 0):.1%}")
         run.save(0)  # after its line in metrics.jsonl, as every checkpoint: so no line comes twice
-        note(f"the report at any time: python -m marl_llm.reporting.report {run.workdir}")
+        note(f"the report at any time: python -m marl_llm view {run.workdir} --report")
     return watches
 
 
@@ -329,9 +329,9 @@ def final_evaluation(run: TrainingRun) -> dict:
 
 def write_results(results: dict, workdir: pathlib.Path, headline: str, clock: Stopwatch) -> None:
     """evaluation.json, the report, and what was learned in a few lines."""
-    from marl_llm import reporting
+    from marl_llm.viewing import write_report
 
     write_json(workdir / "evaluation.json", results)
-    report = reporting.write_report(workdir)
+    report = write_report(workdir)
     head = f"{results['after']['tasks']} held-out tasks of the {results['split']} split:\n"
     print(head + page_text(results, headline) + f"\nreport: {report}   total {clock.now()['wall_s']:.0f} s", file=sys.stderr)

@@ -65,11 +65,11 @@ class RunFiles:
         return played
 
     def report_now_and_then(self) -> None:
-        """The page of a run that goes on, at most once in `REPORT_S`: its charts take seconds to draw. Their PNGs come at the end."""
-        from marl_llm import reporting
+        """The page of a run that goes on, at most once in `REPORT_S`: its PNGs come at the end."""
+        from marl_llm import viewing
 
         if self._scratch is None and time.time() - self._reported >= REPORT_S:
-            reporting.write_report(self.workdir, pngs=False)
+            viewing.write_report(self.workdir, pictures=False)
             self._reported = time.time()
 
     def outcomes(self, records: dict) -> None:

@@ -8,17 +8,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from marl_llm.viewing.onefile import Inline, one_file, view
+    from marl_llm.viewing.onefile import Inline, one_file, view, write_report
     from marl_llm.viewing.runs import StoredRun, ViewError
     from marl_llm.viewing.seat import HumanSeat
     from marl_llm.viewing.server import ViewServer
 
 _MODULE_OF = {
     "HumanSeat": "seat", "Inline": "onefile", "StoredRun": "runs", "ViewError": "runs", "ViewServer": "server", "one_file": "onefile",
-    "view": "onefile",
+    "view": "onefile", "write_report": "onefile",
 }  # fmt: skip
 
-__all__ = ["HumanSeat", "Inline", "StoredRun", "ViewError", "ViewServer", "one_file", "view"]
+__all__ = ["HumanSeat", "Inline", "StoredRun", "ViewError", "ViewServer", "one_file", "view", "write_report"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,7 @@
     python -m marl_llm view runs/first                        a page on this machine, while the run goes on too
     python -m marl_llm view runs/first runs/second            two runs, compared on the same tasks
     python -m marl_llm view runs/first --html plays.html      one file to send
+    python -m marl_llm view runs/first --report               its report.html and plots/, as they are now
     python -m marl_llm view runs/first --text                 the list of plays in the terminal
     python -m marl_llm view runs/first --text --play ID       one play in the terminal
 """
@@ -22,6 +23,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0: a free one")
     p.add_argument("--no_browser", action="store_true", help="print the address and open nothing")
     p.add_argument("--html", metavar="FILE", help="write the page with the plays in it, and end")
+    p.add_argument("--report", action="store_true", help="write report.html and plots/ into the run directory, and end")
     p.add_argument("--most", type=int, default=2000, help="plays of a run in that file, the last ones (%(default)s)")
     p.add_argument("--text", action="store_true", help="print to the terminal, and end")
     p.add_argument("--play", metavar="ID", help="with --text: this play")
@@ -46,6 +48,12 @@ def main(argv: list[str] | None = None) -> int:
                 print("\n\n".join(play_text(run, asked.play, sys.stdout.isatty()) for run in runs))
             else:
                 print("\n\n".join(list_text(run, asked.search) for run in runs))
+            return 0
+        if asked.report:
+            from marl_llm.viewing.onefile import write_report
+
+            for run in runs:
+                print(write_report(run.path))
             return 0
         if asked.html:
             from marl_llm.viewing.onefile import one_file

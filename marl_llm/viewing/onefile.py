@@ -6,18 +6,43 @@ import base64
 import hashlib
 import html
 import json
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 from marl_llm.reporting import files
+from marl_llm.viewing.charts import save_picture
 from marl_llm.viewing.runs import StoredRun, ViewError, compared
 from marl_llm.viewing.server import PAGE, answer
+from marl_llm.viewing.summary import summary
 
 MOST = 2000  # plays of a run in one file
+MOST_IN_REPORT = 200
+
+
+def write_report(workdir: files.Path, pictures: bool = True) -> pathlib.Path:
+    """Writes `report.html`, the page of one run that begins with its summary, and the charts as PNGs under `plots/`, if asked for.
+
+    Raises:
+      ViewError: when there is no such run directory.
+      files.WriteError: when the page or a PNG cannot be written.
+    """
+    run = StoredRun(workdir)
+    data = _data([run], MOST_IN_REPORT)
+    for _, drawn in data["of"][0]["summary"]["charts"] if pictures else ():
+        for chart in drawn:
+            if chart["lines"]:
+                save_picture(chart, run.path / "plots")
+    files.replace_file(run.path / "report.html", _page(data | {"view": "summary"}).encode())
+    return run.path / "report.html"
 
 
 def one_file(runs: Sequence[StoredRun], most: int = MOST) -> str:
     """The page with its script, its style and the data of these runs. Of a run with more plays, the last `most`."""
+    return _page(_data(runs, most))
+
+
+def _page(value: dict[str, Any]) -> str:
     script, style = (PAGE / "view.js").read_text(), (PAGE / "view.css").read_text()
 
     def seal(text):
@@ -27,7 +52,7 @@ def one_file(runs: Sequence[StoredRun], most: int = MOST) -> str:
     page = (PAGE / "index.html").read_text()
     page = page.replace('<link rel="stylesheet" href="view.css">', f"<style>{style}</style>")
     page = page.replace("<head>", f'<head><meta http-equiv="Content-Security-Policy" content="{policy}">', 1)
-    data = f'<script type="application/json" id="data">{inert(_data(runs, most))}</script>'
+    data = f'<script type="application/json" id="data">{inert(value)}</script>'
     return page.replace('<script src="view.js"></script>', f"{data}<script>{script}</script>")
 
 
@@ -42,8 +67,8 @@ def _data(runs: Sequence[StoredRun], most: int) -> dict[str, Any]:
     for run in runs:
         rows = run.rows()[-most:]
         plays = {row["id"]: run.play(row["id"]) for row in rows}
-        calls = {name: [run.call(name, n) for n in range(len(play["steps"]))] for name, play in plays.items()}
-        found["of"].append({"plays": rows, "play": plays, "call": calls, "figures": run.figures()})
+        calls = {name: run.calls(name) for name in plays}
+        found["of"].append({"plays": rows, "play": plays, "call": calls, "summary": summary(run, rows)})
     for a in range(len(runs)):
         for b in range(len(runs)):
             try:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 from marl_llm.old_names import convert_evaluation, convert_line
-from marl_llm.reporting import episodes, files, metrics, page
+from marl_llm.reporting import episodes, files, metrics
+from marl_llm.reporting.formats import is_number
 from marl_llm.untrusted import open_file, parse_json, read_json_file
 
 SHOWN = 4000  # characters of a response that a play brings with it; the call brings the rest
@@ -166,7 +167,7 @@ class StoredRun:
         """What of the run's files could not be read and is left out, each with file, line and reason."""
         self.refresh()
         for name in ("config.json", "evaluation.json"):
-            self._whole(name)
+            self.read(name)
         return [*self._damaged.values(), *(fault for one in self._files for fault in one.faults)]
 
     def rows(self) -> list[dict[str, Any]]:
@@ -224,9 +225,17 @@ class StoredRun:
     def call(self, name: str, number: int) -> dict[str, Any]:
         """One prompt with its responses, whole, and their tokens where they were stored. Raises `KeyError` or `IndexError`."""
         play = self._play(name)
+        return self._call(play, self._drawn(name, play), number)
+
+    def calls(self, name: str) -> list[dict[str, Any]]:
+        """All that `call` gives of a play."""
+        play = self._play(name)
+        drawn = self._drawn(name, play)
+        return [self._call(play, drawn, number) for number in range(len(play["steps"]))]
+
+    def _call(self, play: Mapping[str, Any], record: Mapping[str, Any] | None, number: int) -> dict[str, Any]:
         step = play["steps"][number]
         out = {"prompt": step["prompt"], "texts": [response["text"] for response in step["responses"]]}
-        record = self._drawn(name, play)
         if record is None:
             return out
         drawn, pieces = record["steps"][number], record.get("pieces", {})
@@ -255,19 +264,21 @@ class StoredRun:
                         found += [{"play": other, "call": there["number"], "same": same, **one} for one in there["responses"]]
         return found
 
-    def figures(self) -> dict[str, Any]:
-        """Lines of `metrics.jsonl` that curves are drawn of, the headline's name, and the final evaluation."""
+    def records(self) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`."""
         self.refresh()
-        records = [_curve_record(one) for one in self._records if one.get("phase") in ("train", "eval")]
-        config, evaluation = self._whole("config.json"), convert_evaluation(self._whole("evaluation.json"))
-        parts = {name: part for name, part in evaluation.items() if isinstance(part, Mapping) and page.is_number(part.get("success"))}
-        records = [record for record in records if "step" in record]
-        return {"headline": self.headline(), "records": records, "evaluation": parts, "config": config}
+        return list(self._records)
+
+    def evaluation(self) -> dict[str, Any]:
+        """The final evaluation; empty before it."""
+        return convert_evaluation(self.read("evaluation.json"))
 
     def headline(self) -> str:
-        """The name of the metric that a play's score is."""
-        headline = self._whole("config.json").get("headline")
-        return headline if isinstance(headline, str) else "success"
+        """The name of the metric that a play's score is: of the evaluation, else of the config or of a play."""
+        evaluation, config = self.read("evaluation.json"), self.read("config.json")
+        played = next((row["headline"] for row in self._rows.values() if row["headline"]), None)
+        names = (evaluation.get("headline"), find_key(config, "headline"), played)
+        return next((name for name in names if isinstance(name, str) and name), "success")
 
     def outcomes(self) -> dict[str, dict[int, float]]:
         """Table of seats -> task -> mean score of its plays that are not aborted, of the final evaluation."""
@@ -275,11 +286,12 @@ class StoredRun:
         found: dict[str, dict[int, list[float]]] = {}
         for one in self._ends:
             seats, task, score = (one.get(key) for key in ("seats", "task", "score"))
-            if not one.get("aborted") and isinstance(seats, str) and type(task) is int and page.is_number(score):
+            if not one.get("aborted") and isinstance(seats, str) and type(task) is int and is_number(score):
                 found.setdefault(seats, {}).setdefault(task, []).append(score)
         return {seats: {task: sum(x) / len(x) for task, x in tasks.items()} for seats, tasks in found.items()}
 
-    def _whole(self, name: str) -> dict[str, Any]:
+    def read(self, name: str) -> dict[str, Any]:
+        """A JSON file of the run; empty where it is not there yet, or damaged (then `faults` names it)."""
         self._damaged.pop(name, None)
         try:
             return read_json_file(self.path / name)
@@ -290,11 +302,11 @@ class StoredRun:
             return {}
 
 
-def _curve_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of a record that curves are drawn of."""
-    names = ("step", "success", "turns", "aborted", "success_low", "success_high")
-    numbers = {k: x for k, x in record.items() if (k in names or k.startswith("role/")) and page.is_number(x)}
-    return {"phase": record["phase"], **numbers}
+def find_key(config: Mapping[str, Any], *names: str) -> Any:
+    """The first of `names` that has a value at the top of a config, else inside one of its objects; None if there is none."""
+    inner = [value for value in config.values() if isinstance(value, Mapping)]
+    found = (level.get(name) for level in (config, *inner) for name in names)
+    return next((value for value in found if value not in (None, "", [], {})), None)
 
 
 def folded(text: str) -> str:
@@ -351,6 +363,7 @@ def row_of(play: Mapping[str, Any]) -> dict[str, Any]:
         "number": task.get("number") if isinstance(task, Mapping) else None,
         "status": play.get("status"),
         "score": score,
+        "headline": play.get("headline"),
         "turns": play.get("turns"),
         "calls": len(play.get("steps", ())),
         "tools": len(play.get("tools", ())),

@@ -10,6 +10,7 @@ from typing import Any
 
 from marl_llm.local_server import LocalHandler, LocalServer
 from marl_llm.viewing.runs import StoredRun, ViewError, compared
+from marl_llm.viewing.summary import summary
 
 PAGE = pathlib.Path(__file__).parent / "page"
 KINDS = {"index.html": "text/html", "view.js": "text/javascript", "view.css": "text/css"}
@@ -37,8 +38,8 @@ def answer(runs: Sequence[StoredRun], path: str, query: dict[str, str]) -> Any:
         return run.call(query["id"], int(query["call"]))
     if path == "/api/group":
         return run.group(query["id"], int(query["call"]))
-    if path == "/api/figures":
-        return run.figures()
+    if path == "/api/summary":
+        return summary(run, run.rows())
     raise KeyError(path)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from marl_llm.reporting.page import visible
+from marl_llm.reporting.formats import visible
 from marl_llm.viewing.runs import StoredRun
 
 _COLORS, _PLAIN = (34, 33, 32, 35, 31, 36), "\033[0m"

@@ -12,7 +12,6 @@ from test_players import write_checkpoint
 from test_runs import in_this_process, run  # noqa: F401
 from tokenizers import AddedToken, Tokenizer
 
-from marl_llm import reporting
 from marl_llm.models import ModelConfig, init_params, save_pretrained
 from marl_llm.reporting import read_metrics
 from marl_llm.runs.base import base_config
@@ -77,7 +76,7 @@ def config(**coach):
 
 
 def test_a_run_is_scored_alike_by_a_model_in_this_process_and_by_our_server_and_continues(judge, tmp_path, monkeypatch):
-    monkeypatch.setattr(reporting, "write_report", lambda path: path)  # other runs draw it
+    monkeypatch.setattr("marl_llm.viewing.write_report", lambda path: path)  # other runs draw it
     with LocalModel(str(judge), max_num_seqs=4, **SIZES) as model, ChatServer({"judge": model.answers}) as server:
         here = f"model path='{judge}' max_tokens=1 max_prompt=2048 concurrency=4"
         there = f"served url={server.url} served_as=judge max_tokens=1 concurrency=4"

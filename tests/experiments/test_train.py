@@ -122,10 +122,10 @@ def run(monkeypatch):
     """`run(config, path, figures_of) -> (results, team)` in this process; each call is a process of its own to the run directory."""
     monkeypatch.setattr(train_run, "start_jax", lambda *_, **__: make_mesh(2))
 
-    def page(path, pngs=True):
+    def page(path, pictures=True):
         return pathlib.Path(path, "report.html").write_text("") and None
 
-    monkeypatch.setattr("marl_llm.reporting.write_report", page)
+    monkeypatch.setattr("marl_llm.viewing.write_report", page)
     monkeypatch.setattr(run_files, "REPORT_S", 0.0)
     teams = []
 
@@ -178,7 +178,7 @@ def test_alarms_errors_and_the_way_back(tmp_path, monkeypatch, capsys, run):
     assert lines(path) == [("eval", 0), *(("train", i) for i in (1, 2, 3)), ("eval", 3), ("train", 4)]
     assert not (path / "evaluation.json").exists()
     assert (path / "report.html").exists()
-    assert f"python -m marl_llm.reporting.report {path}" in said
+    assert f"python -m marl_llm view {path} --report" in said
 
     # a damaged checkpoint is told, and its folder given up, the run goes on from the one before
     kept = tmp_path / "kept"

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from test_runs import in_this_process, run  # noqa: F401
 
-from marl_llm import reporting
 from marl_llm.cli.coach import Lesson, _write, learned
 from marl_llm.coaching import small
 from marl_llm.reporting import read_metrics
@@ -105,7 +104,7 @@ def rollout_without_pairs(rollout):
 
 
 def test_a_run_keeps_its_coach_in_checkpoints_and_goes_on_with_it(tens, tmp_path, monkeypatch):
-    monkeypatch.setattr(reporting, "write_report", lambda path: path)  # other runs draw it
+    monkeypatch.setattr("marl_llm.viewing.write_report", lambda path: path)  # other runs draw it
     (tmp_path / "world.py").write_text(OWN.read_text() + PARITY)
 
     def make(steps):

@@ -105,7 +105,7 @@ def test_tokens_are_coloured_and_a_click_on_a_step_of_a_curve_leads_to_its_plays
         for name in ("advantage", "log-prob", "entropy"):
             page.select_option("#color", name)
             page.wait_for_selector(f".token[title^='{name}']")
-        page.goto(server.url + "#view=curves")
+        page.goto(server.url + "#view=summary")
         page.click("circle.point >> nth=0")
         until(page, "location.hash.includes('step=1')")
 
@@ -130,7 +130,7 @@ def test_two_runs_are_compared_side_by_side_and_400_pixels_are_enough(page, fold
         assert "new on 1" in page.inner_text("main")
         page.click("#compared tbody tr >> nth=0")
         page.wait_for_selector("text=new · after-1/0")
-        for where in ("#view=compare", "#", "#play=after-0/0", "#view=curves"):
+        for where in ("#view=compare", "#", "#play=after-0/0", "#view=summary"):
             page.goto(server.url + where)
             page.wait_for_timeout(300)
             assert page.evaluate("document.documentElement.scrollWidth") <= 400, where

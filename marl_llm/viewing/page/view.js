@@ -52,7 +52,7 @@
     if (path === "plays") return of.plays;
     if (path === "play") return of.play[params.id];
     if (path === "call") return of.call[params.id][params.call];
-    if (path === "figures") return of.figures;
+    if (path === "summary") return of.summary;
     if (path === "search") {
       const needle = folded(params.text);
       const has = (id) => textsOf(of.play[id], of.call[id]).some((text) => folded(text).includes(needle));
@@ -85,13 +85,15 @@
   function readAddress() {
     const given = new URLSearchParams(location.hash.slice(1));
     state.run = Math.min(Number(given.get("run") || 0), Math.max(state.runs.length - 1, 0));
-    state.view = given.get("view") || "plays";
+    state.view = given.get("view") || (embedded && embedded.view) || "plays";
+    if (given.has("play") && !given.has("view")) state.view = "plays";
     state.play = given.get("play");
     state.call = given.has("call") ? Number(given.get("call")) : null;
     state.filter = Object.fromEntries(["when", "status", "step"].filter((k) => given.get(k)).map((k) => [k, given.get(k)]));
   }
   function go(change) {
     const next = { run: state.run, view: state.view, play: state.play, call: state.call, ...state.filter, ...change };
+    if (change.play) next.view = "plays";
     const given = new URLSearchParams();
     for (const [key, value] of Object.entries(next)) if (value !== null && value !== undefined && value !== "") given.set(key, value);
     if (location.hash.slice(1) === given.toString()) draw();
@@ -271,35 +273,58 @@
       svg("rect", { width, height, fill: "var(--soft)", stroke: "var(--wall)" }), cells.map(shape));
   }
 
-  // ---------------------------------------------------------------------------------------------------------------- curves
-  function curve(title, lines, steps) {
-    const points = lines.flatMap((line) => line.points);
-    if (!points.length) return null;
-    const W = 560, H = 200, L = 44, B = 26, xs = points.map((p) => p[0]), ys = points.map((p) => p[1]);
+  // ---------------------------------------------------------------------------------------------------------------- charts
+  function curve(chart, steps) {
+    const head = [el("h3", {}, chart.title), el("p", { class: "muted" }, chart.caption)];
+    const F = chart.log ? Math.log10 : (y) => y, top = chart.whole ? 1 : chart.top, fits = ([, ...ys]) => !chart.log || ys.every((y) => y > 0);
+    const lines = chart.lines.map((line) => ({ ...line, points: line.points.filter(fits), band: (line.band || []).filter(fits) })).filter((line) => line.points.length);
+    const points = lines.flatMap((line) => [...line.points, ...line.band.flatMap(([x, low, high]) => [[x, low], [x, high]])]);
+    if (!points.length) return el("p", { class: "muted" }, el("b", {}, `${chart.title}: `), chart.absent);
+    const W = 560, H = 220, L = 52, B = 26, xs = points.map((p) => p[0]), ys = [...points.map((p) => p[1]), ...chart.levels.map((level) => level[0])];
     const least = (values, start) => values.reduce((a, b) => Math.min(a, b), start), most = (values, start) => values.reduce((a, b) => Math.max(a, b), start);
-    const [x0, x1] = [least(xs, Infinity), most(xs, -Infinity)], [y0, y1] = [least(ys, 0), most(ys, 1e-9)];
-    const X = (x) => L + ((W - L - 10) * (x - x0)) / Math.max(x1 - x0, 1), Y = (y) => H - B - ((H - B - 10) * (y - y0)) / (y1 - y0);
-    const drawnLine = (line, i) => [svg("polyline", { fill: "none", stroke: `var(--s${i % 8})`, "stroke-width": 2, points: line.points.map(([x, y]) => `${X(x)},${Y(y)}`).join(" ") }),
-      line.points.filter(([x]) => steps.has(x)).map(([x, y]) => svg("circle", { class: "point", cx: X(x), cy: Y(y), r: 5, fill: `var(--s${i % 8})`, tabindex: 0,
-        role: "link", "aria-label": `plays of step ${x}`, onclick: () => go({ view: "plays", step: x, play: null, call: null }),
-        onkeydown: (e) => { if (e.key === "Enter") go({ view: "plays", step: x, play: null, call: null }); } }, svg("title", {}, `step ${x}: ${number(y, 3)}; plays`)))];
-    return el("figure", { class: "card" }, el("h3", {}, title), svg("svg", { class: "curve", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": title },
-      [y0, (y0 + y1) / 2, y1].map((y) => [svg("line", { x1: L, x2: W - 10, y1: Y(y), y2: Y(y), stroke: "var(--grid)" }), svg("text", { x: L - 6, y: Y(y) + 4, "text-anchor": "end" }, number(y))]),
-      (x0 === x1 ? [x0] : [x0, x1]).map((x, i) => svg("text", { x: X(x), y: H - 8, "text-anchor": i ? "end" : "start" }, `step ${x}`)), lines.map(drawnLine)),
-      el("p", {}, lines.map((line, i) => [el("span", { class: "who", role_color: `var(--s${i % 8})` }, line.name), "  "])));
+    const [x0, x1] = [least(xs, Infinity), most(xs, -Infinity)], y0 = F(chart.log ? least(ys.filter((y) => y > 0), Infinity) : least(ys, 0)), y1 = F(top || most(ys, 1e-9));
+    const X = (x) => L + ((W - L - 10) * (x - x0)) / Math.max(x1 - x0, 1), Y = (y) => H - B - ((H - B - 10) * (Math.min(F(y), y1) - y0)) / (y1 - y0 || 1);
+    const path = (some) => some.map(([x, y]) => `${X(x)},${Y(y)}`).join(" "), label = (y) => (chart.share ? `${number(100 * y, chart.whole ? 0 : 1)} %` : Number(y.toPrecision(3)));
+    const drawnLine = (line) => { const color = `var(--s${line.color})`; return [
+      line.band.length ? svg("polygon", { fill: color, opacity: 0.18, points: path([...line.band.map(([x, low]) => [x, low]), ...line.band.map(([x, , high]) => [x, high]).reverse()]) }) : null,
+      svg("polyline", { fill: "none", stroke: color, opacity: line.faint ? 0.3 : 1, "stroke-width": line.faint ? 1 : 2, "stroke-dasharray": line.dashed ? "5 3" : null, points: path(line.points) }),
+      line.marks || line.points.length === 1 ? line.points.map(([x, y]) => svg("circle", { cx: X(x), cy: Y(y), r: 3, fill: color })) : null]; };
+    const nearest = (x) => lines[0].points.reduce((a, b) => (Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a));
+    const links = [...steps].filter((x) => x !== null && x >= x0 && x <= x1).map((x) => svg("circle", { class: "point", cx: X(x), cy: Y(nearest(x)[1]), r: 5, fill: `var(--s${lines[0].color})`,
+      tabindex: 0, role: "link", "aria-label": `plays of step ${x}`, onclick: () => go({ view: "plays", step: x, play: null, call: null }),
+      onkeydown: (e) => { if (e.key === "Enter") go({ view: "plays", step: x, play: null, call: null }); } }, svg("title", {}, `step ${x}: ${label(nearest(x)[1])}; plays`)));
+    return el("figure", { class: "card" }, head, svg("svg", { class: "curve", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": chart.title },
+      [y0, (y0 + y1) / 2, y1].map((f) => { const y = chart.log ? 10 ** f : f; return [svg("line", { x1: L, x2: W - 10, y1: Y(y), y2: Y(y), stroke: "var(--grid)" }), svg("text", { x: L - 6, y: Y(y) + 4, "text-anchor": "end" }, label(y))]; }),
+      (x0 === x1 ? [x0] : [x0, x1]).map((x, i) => svg("text", { x: X(x), y: H - 8, "text-anchor": i ? "end" : "start" }, `step ${x}`)),
+      chart.levels.map(([y, name]) => [svg("line", { x1: L, x2: W - 10, y1: Y(y), y2: Y(y), stroke: "var(--bad)", "stroke-dasharray": "2 3" }), svg("text", { x: W - 12, y: Y(y) - 4, "text-anchor": "end" }, name)]),
+      lines.map(drawnLine), links), el("p", {}, chart.unit ? el("span", { class: "muted" }, chart.unit, "  ") : null,
+      lines.filter((line) => line.name).map((line) => [el("span", { class: "who", role_color: `var(--s${line.color})` }, line.name), "  "])));
   }
-  async function curves() {
-    const figures = await api("figures", { run: state.run });
-    const steps = new Set(state.rows.map((row) => row.step)), of = (phase, name) => figures.records.filter((r) => r.phase === phase && typeof r[name] === "number").map((r) => [r.step, r[name]]);
-    const roles = [...new Set(figures.records.flatMap((r) => Object.keys(r)).filter((k) => /^role\/[^/]+\/reward$/.test(k)).map((k) => k.split("/")[1]))].sort();
-    const parts = Object.entries(figures.evaluation).map(([name, part]) => el("tr", {}, el("td", {}, name), el("td", { class: "num" }, number(part.success, 3)),
-      el("td", {}, part.interval ? `${number(part.interval[0], 3)} to ${number(part.interval[1], 3)}` : "")));
-    return el("div", {}, el("p", { class: "muted" }, "Points lead to the plays that were kept of their step."),
-      el("div", { class: "columns" },
-        curve(figures.headline, [{ name: "while training", points: of("train", "success") }, { name: "validation", points: of("eval", "success") }], steps),
-        curve("reward by role", roles.map((name) => ({ name, points: of("train", `role/${name}/reward`) })), steps),
-        curve("turns", [{ name: "turns", points: of("train", "turns") }], steps)),
-      parts.length ? el("div", { class: "card" }, el("h3", {}, "final evaluation"), el("table", {}, el("tbody", {}, parts))) : null);
+
+  // ---------------------------------------------------------------------------------------------------------------- the summary
+  function cell(value) {
+    if (typeof value !== "object") return el("td", {}, value);
+    const at = (share) => 100 * Math.min(Math.max(share, 0), 1), [low, high] = value.ends.map(at);
+    return el("td", {}, svg("svg", { class: "bar", viewBox: "0 0 100 10", preserveAspectRatio: "none" }, svg("rect", { width: 100, height: 10, fill: "var(--soft)" }),
+      svg("rect", { x: low, width: Math.max(high - low, 0), height: 10, fill: "var(--s0)", opacity: 0.35 }), svg("rect", { x: at(value.share) - 1, width: 2, height: 10, fill: "var(--s0)" })));
+  }
+  async function summary() {
+    const run = state.run, found = await api("summary", { run }), steps = new Set(state.rows.map((row) => row.step));
+    const part = (title, ...body) => el("section", {}, el("h2", {}, title), body), note = (text) => (text ? el("p", { class: "muted" }, text) : null);
+    const table = ({ title, intro, head, rows }) => part(title, note(intro), el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, head.map((x) => el("th", {}, x)))),
+      el("tbody", {}, rows.map((row) => el("tr", {}, row.map(cell)))))));
+    const plays = found.pairs.map(async (pair, i) => el("div", {}, el("h3", {}, `Instance ${i + 1}`), el("div", { class: "columns" },
+      await Promise.all(Object.entries(pair).map(async ([when, id]) => el("div", {}, el("p", { class: "muted" }, when === "train" ? "while training" : `${when} training`), await playCard(run, id, null)))))));
+    return el("div", { id: "summary" }, el("h2", {}, found.name), el("p", {}, found.lead),
+      found.alarms.length ? el("div", { class: "card alarms" }, el("b", {}, "Look at this first"), el("ul", {}, found.alarms.map((text) => el("li", {}, text)))) : null,
+      el("div", { class: "columns" }, found.tiles.map(([label, value, text]) => el("div", { class: "card" }, el("p", { class: "muted" }, label), el("p", { class: "value" }, value), note(text)))),
+      note(found.pay), found.absent.length ? note(`Not there: ${found.absent.join(", ")}. The final evaluation writes evaluation.json.`) : null,
+      el("dl", {}, found.facts.map(([label, text]) => [el("dt", {}, label), el("dd", {}, text)])),
+      found.graph ? part("Who speaks when", note("The workflow's graph; behind each role, its model."), el("img", { alt: "graph of the workflow", src: found.graph })) : null,
+      found.charts.map(([title, charts]) => part(title, el("div", { class: "columns" }, charts.map((chart) => curve(chart, steps))))),
+      found.tables.map(table),
+      part("How the team plays", note("The first instances at hand, not picked for their outcome. The view of plays has all."), await Promise.all(plays)),
+      part("Configuration", el("details", {}, el("summary", {}, "the whole config.json"), el("pre", {}, found.config))));
   }
 
   // ---------------------------------------------------------------------------------------------------------------- compare
@@ -337,7 +362,7 @@
     const run = document.getElementById("run");
     run.replaceChildren(...state.runs.map((one, i) => el("option", { value: i, title: one.path }, one.name)));
     run.value = state.run;
-    const views = ["plays", "curves", ...(state.runs.length > 1 ? ["compare"] : [])];
+    const views = ["summary", "plays", ...(state.runs.length > 1 ? ["compare"] : [])];
     document.getElementById("views").replaceChildren(...views.map((name) => el("button", { "aria-current": state.view === name ? "page" : null, onclick: () => go({ view: name }) }, name)));
     document.title = state.play ? `${state.play} · marl_llm` : "marl_llm: plays";
   }
@@ -347,7 +372,7 @@
     frame();
     try {
       let content;
-      if (state.view === "curves") content = await curves();
+      if (state.view === "summary") content = await summary();
       else if (state.view === "compare") content = await compare();
       else {
         const color = el("select", { "aria-label": "colour of tokens", id: "color", onchange: (e) => { state.color = e.target.value; draw(); } },

@@ -1,8 +1,4 @@
-"""The charts of the report, drawn by matplotlib from the records of `metrics.jsonl`.
-
-A chart is drawn once and used twice: as a PNG on white under `plots/`, if asked for, and as SVG inside the page, where its colours
-become the variables of the style sheet so that it follows the light or dark mode of the reader.
-"""
+"""The charts of a run, from the records of `metrics.jsonl`: as data that the page's script draws, and as pictures under `plots/`."""
 
 import dataclasses
 import io
@@ -13,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from marl_llm.reporting import files, page
+from marl_llm.reporting import files
+from marl_llm.reporting.formats import is_number, percent, title, visible
 
 FLOAT32_GAP_BOUND = 1e-4  # nats; for records without `log_prob_gap_bound`: law 2's bound in float32
 _MOST = 2.0**53  # of a step and a value: beyond, the arithmetic of axes overflows
 _POINTS = 300  # more points than pixels only make the page heavy
 _LABEL = 28  # characters of a name in a legend
-_SIZE = (4.5, 2.7)  # inches: text keeps a readable size when the chart fills a phone's width
+COLORS = ("#2a6fbb", "#d0661c", "#2f8f57", "#8457b8", "#c2403a", "#1b8a99", "#9a6b1f", "#b0478c")  # as view.css has them
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -39,7 +36,7 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """What to draw, or why there is nothing to draw: `figure_html` asks for at least one line."""
+    """What to draw, or why there is nothing to draw."""
 
     name: str  # file name under plots/, without ending
     title: str
@@ -53,17 +50,15 @@ class Chart:
     levels: tuple[tuple[float, str], ...] = ()  # dotted horizontal lines and their names
     absent: str = ""  # why there is no line, if there is none
 
-    def figure_html(self, plots: pathlib.Path | None) -> str:
-        """Draws a chart that has lines, saves `plots/<name>.png` if there is such a folder, and returns the figure as HTML.
-
-        Raises:
-          files.WriteError: when the PNG cannot be written.
-        """
-        head = f"<figcaption><h3>{page.escape(self.title)}</h3><p>{page.escape(self.caption)}</p></figcaption>"
-        png, svg = _draw(self, plots is not None)
-        if plots is not None:
-            files.replace_file(plots / f"{self.name}.png", png)
-        return f'<figure class="card">{head}{svg}</figure>'
+    def to_json(self) -> dict[str, Any]:
+        """The chart as the page draws it. Lines are thinned, smoothed and stacked here; a point is [step, value]."""
+        log = self.log and bool(self.lines) and _decades(self)
+        lines, top = [stroke for line in self.lines for stroke in _strokes(line, self.log)], None
+        if self.stacked and self.lines:
+            lines, top = _stacked(self.lines)
+        drawn = {"name": self.name, "title": self.title, "caption": self.caption, "unit": self.unit, "absent": self.absent}
+        kind = {"share": self.share, "whole": self.share and self.whole, "log": log, "top": top}
+        return drawn | kind | {"levels": [list(level) for level in self.levels], "lines": lines}
 
 
 def roles_of(records: Records) -> list[str]:
@@ -83,14 +78,14 @@ def _names(records: Records, pattern: str) -> list[str]:
 
 def column(records: Records, key: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps and values of `key`, NaN where a record has a null or what no chart can hold; records without the key are left out."""
-    rows = [r for r in records if key in r and page.is_number(r.get("step")) and abs(r["step"]) < _MOST]
-    values = [float(r[key]) if page.is_number(r[key]) and abs(r[key]) < _MOST else np.nan for r in rows]
+    rows = [r for r in records if key in r and is_number(r.get("step")) and abs(r["step"]) < _MOST]
+    values = [float(r[key]) if is_number(r[key]) and abs(r[key]) < _MOST else np.nan for r in rows]
     return np.array([r["step"] for r in rows], int), np.array(values, float)
 
 
 def _line(records: Records, key: str, label: str, color: int, kind: str = "smooth", dashed: bool = False) -> list[Line]:
     steps, values = column(records, key)
-    label = page.visible(label).strip().lstrip("_") or "?"  # matplotlib hides labels that begin with an underscore
+    label = visible(label).strip().lstrip("_") or "?"  # matplotlib hides labels that begin with an underscore
     label = label if len(label) <= _LABEL else label[: _LABEL - 1] + "…"
     return [Line(label, steps, values, color, kind, dashed)] if np.isfinite(values).any() else []
 
@@ -107,7 +102,7 @@ def gap_bounds(train: Records) -> dict[str, float]:
 def _evaluated(evaluated: Records) -> list[Line]:
     """The evaluation curve with its intervals."""
     whole = [r for r in evaluated if "success" in r]
-    low, high = ([r[key] if page.is_number(r.get(key)) else np.nan for r in whole] for key in ("success_low", "success_high"))
+    low, high = ([r[key] if is_number(r.get(key)) else np.nan for r in whole] for key in ("success_low", "success_high"))
     lines = _line(whole, "success", "evaluation, fresh instances", 0, "marks")
     if lines and len(lines[0].steps) == len(whole) and np.isfinite(low).any():
         lines = [dataclasses.replace(lines[0], band=(np.array(low, float), np.array(high, float)))]
@@ -119,11 +114,11 @@ def learning_charts(
 ) -> list[Chart]:
     """The headline, turns, warm start, and the rewards of each role."""
     success = _line(train, "success", "sampled, while training", 1) + _evaluated(evaluated)
-    what = "Share of episodes that reach the goal." if headline == "success" else f"Mean {page.title(headline)} over episodes."
+    what = "Share of episodes that reach the goal." if headline == "success" else f"Mean {title(headline)} over episodes."
     what += " Thick: training episodes, moving mean." + (" Band: 95 % interval." if any(line.band for line in success) else "")
     turns = _line(train, "turns", "sampled, while training", 1) + _line(evaluated, "turns", "evaluation", 0, "marks")
     charts = [
-        Chart("success", page.title(headline), what,
+        Chart("success", title(headline), what,
               tuple(success), share=True, levels=() if floor is None else ((floor, "random play"),),
               absent="metrics.jsonl holds no number under `success` in its train or eval lines."),
         Chart("turns", "Turns used", "Mean number of turns in an episode; fewer is better once success is high.", tuple(turns),
@@ -207,7 +202,7 @@ def health_charts(train: Records, evaluated: Records, warm: Records = (), roles:
     for i, part in enumerate(("sample", "update", "other")):
         clock += _line(train, f"time/{part}", part, i, "plain")
     total = sum(float(np.nansum(line.values)) for line in clock)
-    split = ", ".join(f"{line.label} {page.percent(np.nansum(line.values) / total, 0)}" for line in clock) if total > 0 else ""
+    split = ", ".join(f"{line.label} {percent(np.nansum(line.values) / total, 0)}" for line in clock) if total > 0 else ""
     charts.append(
         Chart("time", "Where the time goes", f"Seconds per step. Whole run: {split}." if split else "Seconds per step.",
               tuple(clock), unit="s per step", stacked=True, absent=without("time/{sample,update,other}"))
@@ -237,112 +232,61 @@ def _moving_mean(values: np.ndarray, window: int) -> np.ndarray:
     return np.convolve(values, kernel, "same") / np.convolve(np.ones_like(values), kernel, "same")
 
 
-def _draw(chart: Chart, with_png: bool) -> tuple[bytes, str]:
-    """The chart as PNG bytes (none unless asked for: they take half of the time) and as inline SVG."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
-
-    style = {
-        "svg.fonttype": "none", "svg.hashsalt": chart.name, "text.parse_math": False, "font.size": 9.5,
-        "axes.edgecolor": page.GRID,
-        "text.color": page.MUTED, "axes.labelcolor": page.MUTED, "xtick.color": page.MUTED, "ytick.color": page.MUTED,
-        "xtick.major.size": 0, "ytick.major.size": 0, "xtick.minor.size": 0, "ytick.minor.size": 0,
-        "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False, "grid.color": page.GRID,
-    }  # fmt: skip
-    log = chart.log and _decades(chart)
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=_SIZE, dpi=150, facecolor="white", layout="constrained")
-        axes = figure.add_subplot()
-        axes.grid(axis="y", linewidth=0.7)
-        axes.set_axisbelow(True)
-        if log:
-            axes.set_yscale("log")
-        (_stack if chart.stacked else _plot)(axes, chart)
-        for height, name in chart.levels:
-            color = page.MUTED if chart.share else page.LIGHT[4]
-            axes.axhline(height, color=color, linestyle=":", linewidth=1.3, label=name)
-        if log:
-            low, high = axes.get_ylim()
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axes.yaxis.set_minor_locator(NullLocator())
-        elif chart.log:
-            top = max([np.nanmax(line.values) for line in chart.lines] + [height for height, _ in chart.levels])
-            axes.set_ylim(0, 1.2 * top or None)
-        if chart.share:
-            axes.set_ylim(*((-0.02, 1.02) if chart.whole else (0, None)))
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, 0 if chart.whole else None, " %"))
-        axes.set_xlabel("step")
-        axes.set_ylabel(chart.unit)
-        axes.margins(x=0.01)
-        handles, labels = axes.get_legend_handles_labels()
-        rows = 1 if sum(len(label) + 6 for label in labels) < 56 else 2
-        if labels:
-            figure.legend(handles, labels, loc="outside upper left", ncols=-(-len(labels) // rows), frameon=False, fontsize=9,
-                          handlelength=1.4, columnspacing=1.2, borderaxespad=0.1)  # fmt: skip
-        png, svg = io.BytesIO(), io.StringIO()
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # laid out once, for both; `savefig` would draw each twice
-        if with_png:
-            FigureCanvasAgg(figure).print_png(png)
-        for patch in (figure.patch, axes.patch):
-            patch.set_facecolor("none")
-        FigureCanvasSVG(figure).print_svg(svg)
-    return png.getvalue(), _inline(svg.getvalue(), chart)
-
-
 def _decades(chart: Chart) -> bool:
     """Do the positive values span enough for a logarithmic axis? Zeros alone have no logarithm."""
     positive = np.concatenate([line.values[line.values > 0] for line in chart.lines])
     return positive.size > 0 and bool(positive.max() > 5 * positive.min() or chart.levels)
 
 
-def _plot(axes: Any, chart: Chart) -> None:
-    for line in chart.lines:
-        color = page.LIGHT[line.color % len(page.LIGHT)]
-        steps, values = _thin(line, np.max if chart.log else np.mean)
-        look = {"color": color, "label": line.label, "linestyle": "--" if line.dashed else "-"}
-        if line.kind == "marks":
-            if line.band is not None and steps.size == line.steps.size:
-                axes.fill_between(line.steps, *line.band, color=color, alpha=0.18, linewidth=0)
-            axes.plot(steps, values, linewidth=1.8, marker="o", markersize=4, zorder=3, **look)
-        elif line.kind == "plain" or steps.size < 10:
-            axes.plot(steps, values, linewidth=1.4, marker="o" if steps.size == 1 else "", **look)
-        else:
-            if line.kind == "smooth":
-                axes.plot(steps, values, linewidth=0.8, alpha=0.3, color=color)
-            width = 1.3 if line.dashed else 1.8
-            axes.plot(steps, _moving_mean(values, max(3, steps.size // 20)), linewidth=width, **look)
+def _points(*columns: np.ndarray) -> list[list[float]]:
+    return [[float(f"{value:.6g}") for value in row] for row in zip(*columns)]
 
 
-def _stack(axes: Any, chart: Chart) -> None:
-    longest = max(chart.lines, key=lambda line: line.steps.size)
-    grid, _ = _thin(longest, np.mean)
-    layers = []
-    for line in chart.lines:
-        steps, values = _thin(line, np.mean)
-        layers.append(np.interp(grid, steps, values))
-    colors = [page.LIGHT[line.color % len(page.LIGHT)] for line in chart.lines]
-    axes.stackplot(grid, layers, labels=[line.label for line in chart.lines], colors=colors, alpha=0.75, linewidth=0)
-    # The first step compiles and may last a hundred others: it would flatten the rest.
-    total = np.sum(layers, axis=0)
-    axes.set_ylim(0, max(1e-9, 1.3 * float(np.percentile(total, 98) if total.size > 20 else total.max())))
+def _strokes(line: Line, log: bool) -> list[dict[str, Any]]:
+    """A line as it is drawn: where it is smoothed, the raw values stand faint behind their moving mean."""
+    steps, values = _thin(line, np.max if log else np.mean)
+    stroke = {"name": line.label, "color": line.color % len(COLORS), "dashed": line.dashed, "points": _points(steps, values)}
+    if line.kind == "marks":
+        known = line.band is not None and np.isfinite(line.values) & np.isfinite(line.band).all(axis=0)
+        band = [] if line.band is None else _points(line.steps[known], line.band[0][known], line.band[1][known])
+        return [stroke | {"marks": True, "band": band}]
+    if line.kind == "plain" or steps.size < 10:
+        return [stroke]
+    raw = [stroke | {"name": "", "faint": True}] if line.kind == "smooth" else []
+    return [*raw, stroke | {"points": _points(steps, _moving_mean(values, max(3, steps.size // 20)))}]
 
 
-def _inline(svg: str, chart: Chart) -> str:
-    """SVG for the page: ids made unique to the chart, colours made variables, no metadata, no fixed size."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\bid="', f'id="{chart.name}-', svg)
-    svg = svg.replace("url(#", f"url(#{chart.name}-").replace('href="#', f'href="#{chart.name}-')
-    svg = re.sub(r'(?<= d=")[^"]*', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg)
-    for i, color in enumerate(page.LIGHT):
-        svg = svg.replace(color, f"var(--s{i})")
-    svg = svg.replace(page.GRID, "var(--grid)").replace(page.MUTED, "var(--muted)")
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{page.escape(chart.title)}"', 1)
+def _stacked(lines: Sequence[Line]) -> tuple[list[dict[str, Any]], float]:
+    """Lines upon each other, and the height of the chart: the first step compiles, and would flatten the rest."""
+    grid, _ = _thin(max(lines, key=lambda line: line.steps.size), np.mean)
+    strokes, total = [], np.zeros(grid.size)
+    for line in lines:
+        below, total = total, total + np.interp(grid, *_thin(line, np.mean))
+        stroke = {"name": line.label, "color": line.color % len(COLORS), "points": _points(grid, total)}
+        strokes.append(stroke | {"band": _points(grid, below, total)})
+    return strokes, max(1e-9, 1.3 * float(np.percentile(total, 98) if total.size > 20 else total.max()))
+
+
+def save_picture(chart: Mapping[str, Any], folder: pathlib.Path) -> None:
+    """Saves `<name>.png` of what `to_json` gave, on white. Raises `files.WriteError` when it cannot be written."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"text.parse_math": False, "font.size": 9}):
+        figure = Figure(figsize=(4.5, 3), dpi=150, layout="constrained")
+        axes = figure.add_subplot(title=chart["title"], xlabel="step", ylabel=chart["unit"], yscale="log" if chart["log"] else "linear")
+        for line in chart["lines"]:
+            color = COLORS[line["color"]]
+            look = {"alpha": 0.3 if line.get("faint") else 1, "linestyle": "--" if line.get("dashed") else "-"}
+            single = "o" if line.get("marks") or len(line["points"]) == 1 else ""
+            axes.plot(*zip(*line["points"]), color=color, label=line["name"] or None, marker=single, markersize=3, **look)
+            if line.get("band"):
+                axes.fill_between(*zip(*line["band"]), color=color, alpha=0.18, linewidth=0)
+        for height, name in chart["levels"]:
+            axes.axhline(height, color=COLORS[4], linestyle=":", label=name)
+        if chart["whole"] or chart["top"]:
+            axes.set_ylim(0, chart["top"] or 1.02)
+        axes.legend(fontsize=7, frameon=False)
+        picture = io.BytesIO()
+        figure.savefig(picture)
+    files.replace_file(folder / f"{chart['name']}.png", picture.getvalue())
