@@ -10,6 +10,7 @@ import os
 import pathlib
 from typing import Any
 
+from marl_llm.models.frozen_head import CPU_BLOCK
 from marl_llm.runs.measuring import tables
 from marl_llm.runs.resolve import Plan, resolve
 from marl_llm.runs.sections import MICROBATCH
@@ -28,12 +29,16 @@ def adapter_parameters(shape: Any, rank: int) -> int:
     return rank * shape.layers * (attention + (0 if shape.experts else 3 * (d + shape.feed_forward)))
 
 
-def activations(shape: Any, tokens: int, row: int) -> float | int:
-    """Bytes that an update of so many tokens, in rows of `row`, keeps for its backward pass, and those of one layer and of the head."""
+def activations(shape: Any, tokens: int, row: int, adapters: bool = False) -> float | int:
+    """Bytes that an update of so many tokens, in rows of `row`, keeps for its backward pass, and those of one layer and of the head.
+
+    `adapters`: they alone train, so the head's logits are there for one block of targets (`marl_llm.models.frozen_head`).
+    """
     d, f, scores = shape.width, shape.feed_forward, 3 * shape.query_heads * row
     layer = {"none": 12 * d + 5 * f + scores, "dots": 5 * d + 2 * f, "full": d}[shape.remat]
     live = 12 * d + 5 * f + scores if shape.remat != "none" else 0
-    head = shape.vocab_size * d + 2 * min(2**24, tokens // 2 * shape.vocab_size)  # its transpose, and logits of a chunk
+    whole_head = shape.vocab_size * d + 2 * min(2**24, tokens // 2 * shape.vocab_size)  # its transpose, and logits of a chunk
+    head = 2 * CPU_BLOCK * shape.vocab_size if adapters else whole_head
     return 4 * (tokens * (shape.layers * layer + live) + head)
 
 
@@ -64,7 +69,7 @@ def memory(config: Any, plan: Plan, copies: int = 1) -> dict[str, float | int]:
         if trains:
             row = config.optimizer.row_tokens or plan.row_tokens
             tokens = config.optimizer.microbatch_tokens or max(MICROBATCH, row)
-            found["update"] = max(found["update"], activations(shape, tokens, row) + 4 * learned)
+            found["update"] = max(found["update"], activations(shape, tokens, row, bool(rank)) + 4 * learned)
     if config.rollout.cache_gib is not None:
         found["pages"] = min(found["pages"], config.rollout.cache_gib * GIB)
     shared = ("program", "as they began", "pages")
