@@ -102,7 +102,7 @@ FAULTS = {
         "what a tool's answer replaced is not counted": ("given.replaced + answer.replaced + text.replaced", "given.replaced + text.replaced"),
         "a prompt of just its budget is too long": ("if len(talk.ids) <= role.max_prompt:", "if len(talk.ids) < role.max_prompt:"),
         "a round of tools less": ("range(role.max_tool_rounds + 1)", "range(role.max_tool_rounds)"),
-        "uses of tools have one parent": ("parents = (called.id,) if not uses else (uses[-1].id,)", "parents = (called.id,)"),
+        "uses of tools have one parent": ("answered[number], last = ((event,), said), event.id", "answered[number] = ((event,), said)"),
         "a reason has any length": ("read_text(f\"error: {refusal}\"[:MAX_REASON])", "read_text(f\"error: {refusal}\")"),
         "later rounds are of the first round's group": ("group=group if number == 0 else f\"{request}:{branch}\"", "group=group"),
     },

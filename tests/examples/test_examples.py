@@ -27,15 +27,15 @@ def example(name):
     return module
 
 
-def test_there_are_eight_and_each_is_short_and_in_the_list():
+def test_there_are_nine_and_each_is_short_and_in_the_list():
     lines = {name: [line for line in (FOLDER / f"{name}.py").read_text().splitlines() if line.strip()] for name in NAMES}
     assert {name: len(found) for name, found in lines.items() if len(found) > (70 if name == "own_game" else 60)} == {}
     page = (FOLDER / "README.md").read_text()
-    assert len(NAMES) == 8
+    assert len(NAMES) == 9
     assert [name for name in NAMES if f"[{name}.py]({name}.py)" not in page] == []
 
 
-@pytest.mark.parametrize("name", ["train_from_python", "own_loss", "own_team", "own_game", "team_function"])
+@pytest.mark.parametrize("name", ["train_from_python", "own_loss", "own_team", "own_game", "team_function", "sub_agents"])
 def test_a_training_example_trains(name, tmp_path, capsys):
     example(name).main(str(tmp_path / "run"), 1, **SMALL)
     assert "  after " in capsys.readouterr().out
@@ -49,6 +49,13 @@ def test_the_team_function_is_short_and_passes_every_check():
 
     assert len([line for line in (FOLDER / "team_function.py").read_text().splitlines() if line.strip()]) <= 40
     found = check(example("team_function").colours, tasks=4, plays=2, few=2, held_out=8)
+    assert [one for one in found if one.status == "fail"] == []
+
+
+def test_a_planner_that_calls_a_sub_agent_passes_every_check():
+    from marl_llm.checking import check
+
+    found = check(example("sub_agents").addition, tasks=4, plays=2, few=2, held_out=8)
     assert [one for one in found if one.status == "fail"] == []
 
 

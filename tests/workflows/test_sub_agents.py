@@ -9,6 +9,7 @@ import pytest
 from wordy import Says
 
 import marl_llm as ml
+from marl_llm.algorithms import advantages_for, make_recipe
 from marl_llm.sampling.requests import Completion
 from marl_llm.text import CHATML, ByteTokenizer, Chat
 from marl_llm.workflows import (
@@ -26,7 +27,13 @@ from marl_llm.workflows import (
     short_text,
     with_roles,
 )
-from marl_llm.workflows.efficiency import critical_path_tokens, sampled_tokens
+from marl_llm.workflows.efficiency import (
+    critical_path_calls,
+    critical_path_cost,
+    critical_path_tokens,
+    finished_share,
+    sampled_tokens,
+)
 from marl_llm.workflows.metrics import rollout_metrics
 from marl_llm.workflows.replay import replay
 from marl_llm.workflows.rewards import absolute, broadcast
@@ -207,6 +214,55 @@ def test_an_answer_that_breaks_its_format_is_data_and_so_is_json():
     assert [call.legal for call in bad.trajectories[0].by("searcher")] == [False] * 3
 
 
+# ---- what is made of them
+
+
+def test_every_play_has_one_vote_in_a_sub_agents_statistics_however_often_it_was_called():
+    counts, outcomes = {0: 1, 1: 3, 2: 2, 3: 0}, {0: 1.0, 1: 0.0, 2: 0.25, 3: 1.0}
+
+    def answer(prompt, request):
+        return scripted(asked(query="x") * counts[request.seed[4]] or "done", "done")(prompt, request)
+
+    def score(path):
+        return outcomes[path.branch]
+
+    workflow = Workflow("w", planner(), ("question",), rewards=(broadcast(score),), sub_agents=(SEARCHER,))
+    rollout, _ = play(workflow, answer, plays=4)
+    table = sample_table(rollout)
+    columns = table.to_samples()
+    rows = [row for row in table.samples if row.call.role == "searcher"]
+    assert [sum(row.trajectory == play for row in rows) for play in range(4)] == [1, 3, 2, 0]
+    paid = np.asarray([outcomes[0], outcomes[1], outcomes[2]], np.float64)  # one number per play that called it
+    expected = {True: (paid - paid.mean()) / (np.sqrt(((paid - paid.mean()) ** 2).sum() / 2) + 1e-4)}
+    repeated = np.repeat(paid, [1, 3, 2])
+    expected[False] = ((repeated - repeated.mean()) / (repeated.std(ddof=1) + 1e-4))[[0, 1, 4]]
+    for one_vote in (True, False):
+        weight = "trajectory" if one_vote else "sample"
+        recipe = make_recipe("grpo", group_size=4, ddof=1, epsilon=1e-4, statistics_weight=weight)
+        found = np.asarray(advantages_for(recipe, columns)[0])
+        for row, advantage in zip(table.samples, found, strict=True):
+            if row.call.role == "searcher":
+                np.testing.assert_allclose(advantage, expected[one_vote][row.trajectory], rtol=1e-5)
+    assert np.abs(expected[True] - expected[False]).min() > 0.01
+
+
+def test_terms_for_the_critical_path_and_for_finished_sub_tasks():
+    rollout, _ = play(team(planner(), SEARCHER), TWO)
+    (path,) = rollout.trajectories
+    assert finished_share(path) == 1.0
+    assert critical_path_calls(path) == 5.0  # of 6 responses, two of which ran beside each other
+    assert critical_path_cost(1e6)(path) == -critical_path_tokens(path) / 1e6
+    assert critical_path_cost(1)(path) == -1.0
+    refused, _ = play(team(planner(AgentTool("searcher", "", at_most=1)), SEARCHER), TWO)
+    assert finished_share(refused.trajectories[0]) == 1 / 3
+    cut, _ = play(team(planner(), SEARCHER), scripted(asked(query="abcdefghi"), "done"))
+    assert finished_share(cut.trajectories[0]) == 0.0
+    alone, _ = play(team(planner(), SEARCHER), scripted("done"))
+    assert finished_share(alone.trajectories[0]) == 0.0
+    with pytest.raises(WorkflowError, match="budget=0 tokens must be above 0"):
+        critical_path_cost(0)
+
+
 # ---- in a team that is a function
 
 
@@ -234,6 +290,13 @@ def test_sub_agents_in_a_team_that_is_a_function_are_paid_and_replayed():
     assert len({row.call.seed for row in table.samples}) == len(table) == 20
     for episode in rollout.episodes:
         assert replay(episode, solve.workflow, rollout.assignment, CHAT, plays=2).trajectories
+
+
+def test_no_two_requests_of_a_function_have_one_place():
+    node = solve.workflow.body
+    spans = [(node.place(name, number), call.request_count) for name, call in node.calls.items() for number in range(node.at_most)]
+    places = [place for start, count in spans for place in range(start, start + count)]
+    assert len(set(places)) == len(places) == node.tool_place(0) == max(places) + 1
 
 
 # ---- building
