@@ -170,6 +170,7 @@ def test_jsonl_gzip_and_parquet_give_the_same_index(tmp_path):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "p.parquet")
     read = [list(read_passages([tmp_path / name])) for name in ("p.jsonl", "p.jsonl.gz", "p.parquet")]
     assert read[0] == read[1] == read[2]
+    assert [passage["id"] for passage in read[0]] == list(range(30))
     assert read[0][3] == rows[3] | dict(contents=f"T3\n{rows[3]['text']}")
     index = build_bm25(read[2], tmp_path / "index", stopwords=None)
     assert [hit.document for hit in index.search(["ÜBER wort3 t3"], 1).outcome()[0]] == [read[0][3]]
