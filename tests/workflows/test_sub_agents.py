@@ -212,6 +212,7 @@ def test_an_answer_that_breaks_its_format_is_data_and_so_is_json():
     bad, _ = play(workflow, TWO)
     assert bad.trajectories[0].calls[-1].prompt.startswith("error: the answer of 'searcher' broke its format")
     assert [call.legal for call in bad.trajectories[0].by("searcher")] == [False] * 3
+    assert (finished_share(good.trajectories[0]), finished_share(bad.trajectories[0])) == (1.0, 0.0)
 
 
 # ---- what is made of them
