@@ -413,7 +413,7 @@ def run_rows(sizes: Sizes) -> Iterator[dict]:
 def run_row(config: str, steps: int) -> dict:
     """Success before and after, speed, and the gap between sampler and scorer beside its bound."""
     small = ("evaluation.every=1000", "evaluation.tasks=8", "evaluation.final_tasks=16", "evaluation.ablate_roles=False", "devices=1",
-             "warm_start.steps=60")  # fmt: skip
+             "sft.steps=60")  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         workdir = pathlib.Path(folder) / "run"
         command = [sys.executable, "-m", "experiments.train", f"--config=experiments/configs/{config}.py:smoke", f"--workdir={workdir}"]

@@ -61,7 +61,7 @@ def get_config(arg=None):
     c = small_workflow("ahead", f"{pathlib.Path(__file__).parent / 'slow_search.py'}:slow", "ppo")
     c.recipe.update(group_size=4, rollout_correction="truncate")
     c.optimizer.epochs = 4
-    c.warm_start.steps = 700
+    c.sft.steps = 700
     c.evaluation.update(every=10_000, tasks=40, final_tasks=200, ablate_roles=False)
     c.checkpoint.every = 10_000
     return c
@@ -162,7 +162,7 @@ def main() -> None:
             taught = folder / f"taught_{seed}"
             finish(launch(1, *flags, *tool(low=0.0, high=0.0), f"--config.seed={seed}", "--config.steps=0", f"--workdir={taught}"), 3600)
             start = [*flags, *slow, f"--config.seed={seed}", f"--config.steps={options.steps}"]
-            start += [f"--config.warm_start.run={taught}", "--config.warm_start.steps=0"]
+            start += [f"--config.sft.run={taught}", "--config.sft.steps=0"]
             place = lambda value: folder / f"{options.option}_{value}_{seed}"  # noqa: B023, E731
             ask = lambda value: [*start, f"--config.rollout.{options.option}={value}", f"--workdir={place(value)}"]  # noqa: B023, E731
             if options.in_turn or len(cores) < 2:

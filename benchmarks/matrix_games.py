@@ -2,7 +2,7 @@
 
     python -m benchmarks.matrix_games [--seeds=10] [--plays=2000] [--processes=2]
 
-Each seed trains two models from a warm start that plays both actions alike, with the settings of `experiments/configs/matrix.py` (50 steps
+Each seed trains two models from SFT in which both actions are played alike, with the settings of `experiments/configs/matrix.py` (50 steps
 of 40 plays), and then plays `--plays` times, sampled. Prints a line per seed and setting, and a table in Markdown beside the equilibria.
 All seeds of a setting share their compiled programs; each setting has a process of its own.
 """
@@ -34,11 +34,11 @@ APART = 10_000  # steps between two seeds' draws
 def measured(team, config, seed: int, plays: int) -> dict:
     """Mean utility and the share of plays in the best cell, after training from a seed's parameters."""
     for learner in team.learners.values():
-        learner.begin(init_params(learner.config, jax.random.key(seed)))
+        learner.start_rl(init_params(learner.config, jax.random.key(seed)))
     start = APART * seed
-    for step in range(config.warm_start.steps):
-        team.imitate(start + step, config.warm_start.tasks, config.warm_start.learning_rate)
-    team.begin()
+    for step in range(config.sft.steps):
+        team.sft_step(start + step, config.sft.tasks, config.sft.learning_rate)
+    team.start_rl()
     for step in range(start, start + config.steps):
         team.learn(team.play(step, first=step, count=config.rollout.tasks), config.optimizer.learning_rate)
     found = team.evaluate({}, "test", 1, plays=plays, temperature=1.0)

@@ -39,7 +39,7 @@ def get_config(arg=None):
     c.model.preset = "nano"
     c.recipe.group_size = 4
     c.recipe.entropy_coef = 0.02
-    c.warm_start.tasks = 8
+    c.sft.tasks = 8
     return rest(c)
 '''
 PPO = GAME.replace('recipe="at_grpo"', 'recipe="ppo"').replace("    c.recipe.group_size = 4\n", "    c.model.lora_rank = 4\n")
@@ -60,7 +60,7 @@ def rest(c):
     c.steps = 3
     c.rollout.tasks = 4
     c.optimizer.minibatch = 4
-    c.warm_start.steps = 2
+    c.sft.steps = 2
     c.evaluation.every = 100
     c.evaluation.ablate_roles = False
     c.evaluation.tasks = c.evaluation.final_tasks = 4

@@ -5,7 +5,7 @@
 Prints one JSON line per run. `response_s` is the wall time of a play, tools included, and `tokens_per_s` the tokens of all agents
 over it, both with quartiles over tasks; `cpu_s` this process's CPU seconds per play. `critical_path_tokens`, the tokens that had to
 be drawn one after another, does not depend on the machine. All tasks are played twice, with the same draws, and the second pass is
-timed, in which nothing is compiled. `--step=0` is the warm start, before any reinforcement.
+timed, in which nothing is compiled. `--step=0` is the supervised warm-up, before any reinforcement.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
     python -m benchmarks.resume --kills=20 --game=workflow --config.devices=1 --config.rollout.max_staleness=1
     --config.recipe.rollout_correction=truncate
 
-The run is a small one (Plan-Path on 3x3 maps, two models; or workflow A), with everything that a large one has: warm start, checkpoints,
+The run is a small one (Plan-Path on 3x3 maps, two models; or workflow A), with everything that a large one has: SFT, checkpoints,
 evaluation, transcripts. Each kill is a SIGKILL or SIGTERM to a real process (of several joined ones, to any) at one of six moments: a
-random time after its start (imports), after it took its directory (compilation, warm start, restoring), after a checkpoint began to be
+random time after its start (imports), after it took its directory (compilation, SFT, restoring), after a checkpoint began to be
 written, when one above step 0 is whole, after a training step, or within an evaluation. `began_above_0` counts the resumptions that found
 a whole checkpoint above step 0. The run is continued by the same command and by `--resume=DIR` in turn. Compared are every array of every
 checkpoint, the lines of metrics.jsonl without their times, episodes.jsonl, episodes_tokens.jsonl, and evaluation.json without its times:
@@ -40,7 +40,7 @@ from benchmarks.processes import CONFIGS, finish, launch
 
 # of the runs, whose configs are those of `benchmarks.processes`
 SETTINGS = ("devices=2", "evaluation.every=4", "evaluation.ablate_roles=True", "checkpoint.every=2", "checkpoint.keep=2")
-WARM = {"game": ("warm_start.steps=60", "quick_compile=False"), "workflow": ("warm_start.steps=8",)}
+WARM = {"game": ("sft.steps=60", "quick_compile=False"), "workflow": ("sft.steps=8",)}
 CLOSE = 1e-4  # a workflow's parameters and figures, without
 EXACT = "--config.rollout.batch_invariant=True"
 TIMES, TIMED = ("wall_s", "cpu_s", "train_wall_s", "train_cpu_s", "seconds"), ("time/", "speed/", "programs/")  # keys of figures

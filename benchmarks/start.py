@@ -4,8 +4,8 @@
 
 Prints one JSON line: seconds of wall time, medians over the repeats. `help_s` has every command of `python -m marl_llm`.
 `foreign` has those of `FOREIGN` that `pip install marl_llm` without extras would bring along (goal: none). `first_step` is the first
-optimisation step of a run from the start of the process (of the warm start, which comes first), `first_rl_step` the first reinforcement
-step of a run whose warm start is one step long.
+optimisation step of a run from the start of the process (of SFT, which comes first), `first_rl_step` the first reinforcement
+step of a run whose supervised warm-up is one step long.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ def seconds(*arguments: str) -> float:
 
 
 def first_steps(folder: pathlib.Path, cache: pathlib.Path, number: int) -> tuple[float, float]:
-    """Seconds from the start of the process to the end of the first imitation step and of the first reinforcement step."""
+    """Seconds from the start of the process to the end of the first supervised step and of the first reinforcement step."""
     workdir = folder / f"run{number}"
-    small = ["steps=1", "warm_start.steps=1", "evaluation.final_tasks=128", "evaluation.transcripts=0"]
+    small = ["steps=1", "sft.steps=1", "evaluation.final_tasks=128", "evaluation.transcripts=0"]
     command = ["-m", "experiments.train", f"--config={_CONFIG.value}", f"--workdir={workdir}", f"--compilation_cache={cache}"]
     command = [sys.executable, *command, *(f"--config.{s}" for s in small)]
     tick, at, metrics = time.perf_counter(), {}, workdir / "metrics.jsonl"
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while process.poll() is None:
             lines = metrics.read_text() if metrics.exists() else ""
-            for phase in ("warm_start", "train"):
+            for phase in ("sft", "train"):
                 if phase not in at and f'"{phase}"' in lines:
                     at[phase] = time.perf_counter() - tick
             time.sleep(0.02)
     if process.returncode or len(at) != 2:
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode} and wrote {sorted(at)}; run it by hand to see why")
-    return at["warm_start"], at["train"]
+    return at["sft"], at["train"]
 
 
 def brought_along(package: str = "marl_llm") -> set[str]:

@@ -42,18 +42,18 @@ def main(_) -> None:
 
     logging.set_verbosity(logging.WARNING)  # orbax tells of every file it reads
     config = _CONFIG.value
-    config.warm_start.run = _RUN.value
+    config.sft.run = _RUN.value
     mesh, rollouts = start_jax(config, None), None
     for minibatch in map(int, _MINIBATCHES.value):
         config.optimizer.minibatch = minibatch
         with resolve(config) as plan, build_team(plan, config, mesh) as team:
-            team.start_from(params_of(config.warm_start, team.models()))
+            team.start_from(params_of(config.sft, team.models()))
             # the second rollout's tasks lie behind those of a usual run
             rollouts = rollouts or (team.play(0, 0, _TASKS.value), team.play(1, 1_000_000, _TASKS.value))
             trained_on, other = rollouts
             advantages, before = np.asarray(advise(plan.recipe, other.tokens, other.table).advantages), scored(team, mesh, other)
             for rate in map(float, _RATES.value):
-                team.start_from(params_of(config.warm_start, team.models()))
+                team.start_from(params_of(config.sft, team.models()))
                 updates = team.learn(trained_on, rate, rate)
                 change = scored(team, mesh, other) - before
                 for agent, role in enumerate(other.roles):

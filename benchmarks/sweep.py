@@ -58,10 +58,10 @@ def main() -> None:
     one = make_one(game, options, 0)
     sweep = Sweep([make_one(game, options, seed) for seed in range(arguments.teams)])
     for step in range(WARM_UP):
-        one.imitate(step, TASKS, 2e-3)
-        sweep.imitate(step, TASKS, 2e-3)
-    one.begin()
-    sweep.begin()
+        one.sft_step(step, TASKS, 2e-3)
+        sweep.sft_step(step, TASKS, 2e-3)
+    one.start_rl()
+    sweep.start_rl()
 
     def alone(step):
         one.learn(one.play(step, TASKS * step, TASKS), 1e-3)

@@ -107,8 +107,8 @@ def run(config, steps: int, imitation: int) -> tuple[list[dict], list[dict]]:
     rows, compiled = [], []
     with resolve(config, None) as plan, make(plan) as team:
         for step in range(imitation):
-            team.imitate(step, config.warm_start.tasks, config.warm_start.learning_rate)
-        team.begin()
+            team.sft_step(step, config.sft.tasks, config.sft.learning_rate)
+        team.start_rl()
         compiled.append({"step": "start"} | programs.take())
         tasks, rate = config.rollout.tasks, config.optimizer.learning_rate
         for step in range(steps):

@@ -83,7 +83,7 @@ class Lock:
 
 def main(workdir: str = "runs/own_game", steps: int = 100, **options) -> None:
     """Its faults are found without a model by `marl check examples/own_game.py:Lock`."""
-    options = {"warm_start": {"steps": 100}} | options
+    options = {"sft": {"steps": 100}} | options
     print(ml.train(Lock(), "nano", {"name": "at_grpo", "rewards": "mixed"}, steps=steps, workdir=workdir, **options))
 
 

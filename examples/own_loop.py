@@ -7,8 +7,8 @@ def main(steps: int = 200, tasks: int = 32, **options) -> None:
     """A harder share of tasks is played twice as soon as the team is good: a curriculum in four lines."""
     with ml.open_team("plan_path", {"tool": "micro", "planner": "micro"}, "at_grpo", **options) as team:
         for step in range(steps):
-            team.imitate(step, tasks, 2e-3)  # the scripted player, before reinforcement
-        team.begin()
+            team.sft_step(step, tasks, 2e-3)  # the scripted player, before reinforcement
+        team.start_rl()
         first = 0
         for step in range(steps):
             batch = team.play(step, first, tasks)  # one table of samples: batch.table, batch.tokens

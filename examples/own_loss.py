@@ -22,7 +22,7 @@ def ranked(samples, returns):
 def main(workdir: str = "runs/own_loss", steps: int = 300, **options) -> None:
     """Trains; a file works too: `marl train quickstart --config.recipe.policy_loss=examples/own_loss.py:asymmetric_clip`."""
     recipe = {"name": "at_grpo", "policy_loss": asymmetric_clip, "advantages": ranked}
-    options = {"warm_start": {"steps": 250}} | options
+    options = {"sft": {"steps": 250}} | options
     print(ml.train("plan_path", {"tool": "micro", "planner": "micro"}, recipe, steps=steps, workdir=workdir, **options))
 
 

@@ -42,7 +42,7 @@ def words() -> World:
 
 def main(workdir: str = "runs/own_team", steps: int = 60, **options) -> None:
     """Trains it, a model per role. From the command line: `marl train game:examples/own_team.py:words --workdir=...`."""
-    options = {"warm_start": {"steps": 100}, "rollout": {"tasks": 8}} | options
+    options = {"sft": {"steps": 100}, "rollout": {"tasks": 8}} | options
     print(ml.train(words(), {"writer": "micro", "editor": "micro"}, "grpo", steps=steps, workdir=workdir, **options))
 
 

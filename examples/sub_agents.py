@@ -43,7 +43,7 @@ async def addition(t, task):
 
 def main(workdir: str = "runs/sub_agents", steps: int = 60, **options) -> None:
     """Trains one model in both roles; each play has one vote in a role's statistics, however often it called the role."""
-    options = {"warm_start": {"steps": 100}, "rollout": {"tasks": 8}} | options
+    options = {"sft": {"steps": 100}, "rollout": {"tasks": 8}} | options
     recipe = make_recipe("grpo", statistics_weight="trajectory")
     print(ml.train(addition, "micro", recipe, steps=steps, workdir=workdir, **options))
 

@@ -38,7 +38,7 @@ async def colours(t, task):
 
 def main(workdir: str = "runs/team_function", steps: int = 60, **options) -> None:
     """Trains it, one model in all roles. From the command line: `marl train game:examples/team_function.py:colours --workdir=...`."""
-    options = {"warm_start": {"steps": 100}, "rollout": {"tasks": 8}} | options
+    options = {"sft": {"steps": 100}, "rollout": {"tasks": 8}} | options
     print(ml.train(colours, "micro", "grpo", steps=steps, workdir=workdir, **options))
 
 

@@ -10,7 +10,7 @@ def main(workdir: str = "runs/from_python", steps: int = 300, **options) -> None
     """`options`: further keys of the config, e.g. `rollout={"tasks": 16}` (docs/options.md)."""
     game = ml.make_game("plan_path", height=6, width=6)  # a Tool sees the map, a Planner decides
     models = {"tool": ml.load_model("micro"), "planner": ml.load_model("micro")}  # a model per role
-    options = {"warm_start": {"steps": 250}} | options  # imitate the scripted player first
+    options = {"sft": {"steps": 250}} | options  # imitate the scripted player first
     results = ml.train(game, models, "at_grpo", steps=steps, workdir=workdir, **options)
     print(results)
 

@@ -61,7 +61,9 @@ ENGINE_NAMES = MappingProxyType(  # of `marl_llm.sampling`
         "LaneConfig": "EngineConfig",
     }
 )
-OPTIONS = MappingProxyType(dict(RECIPE_FIELDS) | dict(ROLLOUT_OPTIONS))
+SECTIONS = MappingProxyType({"warm_start": "sft"})
+PHASES = MappingProxyType({"warm_start": "sft"})
+OPTIONS = MappingProxyType(dict(RECIPE_FIELDS) | dict(ROLLOUT_OPTIONS) | dict(SECTIONS))
 
 
 def new_name(word: object, known: Iterable[object]) -> str | None:
@@ -88,7 +90,7 @@ def convert_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises `ValueError` for an option under both of its names. Other keys stay as they are: who reads the config refuses unknown ones.
     """
-    out = dict(config)
+    out = _renamed(config, SECTIONS, "config")
     if isinstance(config.get("recipe"), Mapping):
         out["recipe"] = _renamed(config["recipe"], RECIPE_FIELDS, "config.recipe")
     if isinstance(config.get("rollout"), Mapping):
@@ -105,13 +107,17 @@ def convert_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def convert_line(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of a run's files (metrics, episodes, trajectories, outcomes) with its keys and its status under their new names.
+    """A line of a run's files (metrics, episodes, trajectories, outcomes) with its keys, its phase and its status under their new names.
 
     >>> convert_line({"step": 1, "model/solver/old_kl": 0.5, "over_start/late": 2, "status": "void"})
     {'step': 1, 'model/solver/approx_kl': 0.5, 'oversample/late': 2, 'status': 'aborted'}
     """
     new = {"/".join(METRICS.get(part, part) for part in key.split("/")): value for key, value in line.items()}
-    return new | {"status": "aborted"} if new.get("status") == "void" else new
+    if new.get("status") == "void":
+        new["status"] = "aborted"
+    if isinstance(new.get("phase"), str):
+        new["phase"] = PHASES.get(new["phase"], new["phase"])
+    return new
 
 
 def convert_evaluation(results: Mapping[str, Any]) -> dict[str, Any]:

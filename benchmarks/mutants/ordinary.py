@@ -49,7 +49,7 @@ FAULTS = {
         "min-p is of the whole mass": ("settings.min_p[..., None] * jnp.max(p, axis=-1, keepdims=True)", "settings.min_p[..., None]"),
         "raw log-probs are tempered": ("token, picked - jnp.log(total),", "token, picked / temperature - jnp.log(total),"),
     },
-    (M + "training/rollouts.py", T + "training/test_rollouts_and_warm_start.py"): {
+    (M + "training/rollouts.py", T + "training/test_rollouts_and_sft.py"): {
         "rows that do not count have prompts": ("prompts = prompts + jnp.sum(table.where)", "prompts = prompts + table.where.size"),
         "a step's draws are the first one's": ("play(game, player, instances, env, sample_key, step=step, **options)", "play(game, player, instances, env, sample_key, **options)"),
         "prompts that do not count have tokens": ("jnp.sum(table.prompt.where & table.where[..., None])", "jnp.sum(table.prompt.where)"),
@@ -83,7 +83,7 @@ FAULTS = {
         "a run that goes on from step 0 starts over": ("if resume_step < 0:", "if resume_step <= 0:"),
         "the step is drawn as a figure": ('if k != "step" and isinstance(v, int | float)}', "if isinstance(v, int | float)}"),
         "the step resumed from is dropped": ('record.get("step", 0) <= resume_step', 'record.get("step", 0) < resume_step'),
-        "a warm start is dropped": ('record.get("phase") == "warm_start" or', "False or"),
+        "a supervised warm-up is dropped": ('record.get("phase") == "sft" or', "False or"),
         "true is a step": ("if isinstance(step, bool) or not", "if not"),
     },
     (M + "training/scoring.py", T + "training/test_packed_update.py"): {
@@ -95,7 +95,7 @@ FAULTS = {
         "the emptiest rows come first": ("key=lambda b: -used[b])", "key=lambda b: used[b])"),
         "positions start anew in a response": ("out.positions[b, at : at + r] = p + steps", "out.positions[b, at : at + r] = steps"),
     },
-    (M + "training/imitation.py", T + "training/test_rollouts_and_warm_start.py " + T + "training/test_learner.py"): {
+    (M + "training/sft.py", T + "training/test_rollouts_and_sft.py " + T + "training/test_learner.py"): {
         "all samples are counted": ("float(np.sum(tokens.size[np.asarray(chosen)]))", "float(np.sum(tokens.size))"),
     },
     (G + "search/m_ask.py", T + "games/test_search_workflows.py"): {

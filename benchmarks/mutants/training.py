@@ -43,7 +43,7 @@ FAULTS = {
         "the KL's reference is the present policy": (
             "self.trained, self.reference, tokens", "self.trained, self.reference and jax.tree.map(jnp.copy, self.params), tokens"
         ),
-        "the warm start's optimizer memory is carried over": (
+        "the supervised warm-up's optimizer memory is carried over": (
             "        self.release()  # old moments go before the new ones come\n        policy = self._policy(trained) if own is None else self._placed(Policy(own, self.options.optimizer.init(own)))",
             "        policy = self._policy(trained) if own is None else self.policy",
         ),
@@ -78,7 +78,7 @@ FAULTS = {
         "an unknown option of the compiler stands": ("        return {}\n    return {option: value}", "        pass\n    return {option: value}"),
         "small models are compiled otherwise": ('== "cpu" and is_large(config, "cpu")', '== "cpu"'),
     },
-    (R + "rollouts.py", T + "test_rollouts_and_warm_start.py"): {
+    (R + "rollouts.py", T + "test_rollouts_and_sft.py"): {
         "aborted episodes count in success": ("share(rollout.episodes.outcome >= 1.0)", "jnp.mean(rollout.episodes.outcome >= 1.0)"),
         "tokens after the end have entropy": ("token_where = table.responses.where & where[..., None]", "token_where = jnp.ones_like(table.responses.where) & where[..., None]"),
     },

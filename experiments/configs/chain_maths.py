@@ -19,7 +19,7 @@ def get_config(arg=None):
     arg = variant("chain_maths", arg, ("smoke", "outcome"))
     c = small_workflow("chain_maths", "chain_maths", "grpo" if arg == "outcome" else "mappa")
     c.steps = 50
-    c.warm_start.update(steps=600, tasks=32, fresh=300)
+    c.sft.update(steps=600, tasks=32, fresh=300)
     c.rollout.tasks = 16
     c.recipe.group_size = 8
     if arg != "outcome":

@@ -18,6 +18,6 @@ def get_config(arg=None):
     if arg == "full":
         return at_grpo_full(base_config("code_debate", game="code_debate", recipe="at_grpo"))
     c = mini_debate("function_debate", "function_debate", grpo=arg == "grpo")
-    c.warm_start.update(steps=500, fresh=250)  # after 250 it hardly knew templates that it was not trained on
+    c.sft.update(steps=500, fresh=250)  # after 250 it hardly knew templates that it was not trained on
     c.rollout.tasks = 24
     return smoke_workflow(c) if arg == "smoke" else c

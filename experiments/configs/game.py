@@ -1,7 +1,7 @@
 """Any game, with small models and common settings: the way to a game of your own without a config file.
 
 Command:   python -m experiments.train --config=experiments/configs/game.py:my_game.py:Lock --workdir=runs/lock
-           ... --config.game.<option>=... --config.script.<option>=... --config.recipe.name=magrpo --config.warm_start.steps=0
+           ... --config.game.<option>=... --config.script.<option>=... --config.recipe.name=magrpo --config.sft.steps=0
 Variants:  none; what follows the first colon names the game, as `marl_llm.games.make_game` reads it.
 Expected:  whatever the game allows. Hardware: any; a game of a few tokens trains in a minute on two CPU cores.
 """

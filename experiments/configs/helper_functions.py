@@ -30,9 +30,9 @@ def get_config(arg=None):
         return c
     c = small_workflow("helper_functions", "helper_functions", "magrpo")
     c.steps = 100
-    c.warm_start.steps = 800  # with 500 steps of 16 a third of the halves were misread words, which reinforcement did not mend
-    c.warm_start.tasks = 32
-    c.warm_start.fresh = 300
+    c.sft.steps = 800  # with 500 steps of 16 a third of the halves were misread words, which reinforcement did not mend
+    c.sft.tasks = 32
+    c.sft.fresh = 300
     c.rollout.tasks = 16
     c.recipe.group_size = 8
     c.recipe.kl_coef = 0.0
@@ -48,5 +48,5 @@ def get_config(arg=None):
         c.game.style = "feedback"
         c.game.ambiguous = 1.0  # what no convention settles: unclear words, whose meaning the expert knows
         c.game.heed = 0.8
-        c.warm_start.tasks = 16  # of two turns each
+        c.sft.tasks = 16  # of two turns each
     return smoke_workflow(c) if arg == "smoke" else c

@@ -26,7 +26,7 @@ def get_config(arg=None):
     c.rollout.tasks = 1
     c.optimizer.learning_rate = 1e-3
     c.optimizer.minibatch = 80
-    c.warm_start.steps = 30
+    c.sft.steps = 30
     c.evaluation.every = 25
     c.evaluation.tasks = c.evaluation.final_tasks = 200
     c.evaluation.sampled = True

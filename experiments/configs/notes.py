@@ -24,8 +24,8 @@ def get_config(arg=None):
         return c
     c = small_workflow("notes", "notes", "magrpo")
     c.steps = 60
-    c.warm_start.steps = 2000  # copying from the post is learned after 600 or so; without it grounding means nothing
-    c.warm_start.tasks = 16
+    c.sft.steps = 2000  # copying from the post is learned after 600 or so; without it grounding means nothing
+    c.sft.tasks = 16
     c.rollout.tasks = 16
     c.recipe.group_size = 8
     c.recipe.kl_coef = 0.0

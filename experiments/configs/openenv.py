@@ -23,7 +23,7 @@ def get_config(arg=None):
         c = without_tied(small_workflow("openenv", "openenv", "grpo"))
         c.game.max_prompt, c.game.max_tokens = 320, 12
         c.steps, c.rollout.tasks = 30, 8
-        c.warm_start.steps, c.warm_start.tasks = 0, 16  # with config.game.sayings there is somebody to imitate
+        c.sft.steps, c.sft.tasks = 0, 16  # with config.game.sayings there is somebody to imitate
         c.optimizer.learning_rate = 3e-4
         c.evaluation.update(tasks=64, final_tasks=200)
     c.recipe.group_size = 8

@@ -3,7 +3,7 @@
 Command:   python -m experiments.train --config=experiments/configs/plan_code_reflect.py --workdir=runs/d
            ... --config.recipe.name=ppo      a critic per model; at_grpo and mappa (REINFORCE++) work on the same workflow
            ... --config.game.hide_fields=planner.advice      the ablation in which nobody hears the reflection; with --config.steps=0
-           --config.warm_start.run=runs/d --config.warm_start.step=80 a team that was trained with it is measured without it
+           --config.sft.run=runs/d --config.sft.step=80 a team that was trained with it is measured without it
 Variants:  :smoke; :ppo, :at_grpo and :reinforce are the recipes that docs/findings.md compares; :full is the paper's size on
            DeepCoder's problems: ...:full --config.game.train=train.parquet --config.game.test=test.parquet --config.model.path=...
 """
@@ -20,7 +20,7 @@ def get_config(arg=None):
     recipe = {"ppo": "ppo", "at_grpo": "at_grpo", "reinforce": "mappa"}.get(arg, "grpo")
     c = small_workflow("plan_code_reflect", "functions", recipe)
     c.steps = 80
-    c.warm_start.update(steps=350, fresh=175, tasks=32)
+    c.sft.update(steps=350, fresh=175, tasks=32)
     c.game.noise = 0.15
     c.rollout.tasks = 24
     c.optimizer.update(learning_rate=4e-4, minibatch=32)

@@ -19,7 +19,7 @@ def get_config(arg=None):
     c.rollout.tasks = 12
     c.recipe.group_size = 8
     c.optimizer.minibatch = 32
-    c.warm_start.update(steps=120, tasks=16, fresh=60)
+    c.sft.update(steps=120, tasks=16, fresh=60)
     c.evaluation.update(every=12, final_tasks=200, sampled=False)
     if arg == "10x10":
         c.game.update(height=10, width=10, max_distance=32)

@@ -25,7 +25,7 @@ def get_config(arg=None):
     c.game.form, c.game.max_prompt, c.game.max_tokens, c.game.question_characters = "plain", 96, 8, 80
     c.recipe.update(group_size=8, rewards="mixed", returns="immediate")  # in a pair each role is paid for its own answer too
     c.steps, c.rollout.tasks = 40, 16
-    c.warm_start.steps = 400
+    c.sft.steps = 400
     c.optimizer.learning_rate = 3e-4
     c.evaluation.update(tasks=64, final_tasks=200)
     return smoke_workflow(c) if arg == "smoke" else c

@@ -8,7 +8,7 @@ def small_workflow(name: str, game: str, recipe: str):
     c = base_config(name, game=game, recipe=recipe)
     c.rollout.update(tasks=32, timeout_s=600.0)
     c.optimizer.update(minibatch=64, learning_rate=6e-4, warmup=10)
-    c.warm_start.tasks = 48
+    c.sft.tasks = 48
     c.evaluation.update(tasks=100, final_tasks=400, sampled=True)
     c.devices = 1
     return c
@@ -50,6 +50,7 @@ def small_real_model(config, smoke: bool = False):
     config.rollout.update(tasks=4, max_num_seqs=16, decode_steps=16)
     config.optimizer.update(minibatch=64, learning_rate=1e-3, warmup=2, row_tokens=400, microbatch_tokens=400)
     config.stacked_layers = True
+    config.checkpoint.every = 10  # ten minutes of two cores
     config.evaluation.update(every=30, tasks=16, final_tasks=4 if smoke else 64, sampled=True, ablate_roles=False)
     return config
 
@@ -128,7 +129,7 @@ def search(name: str, arg: str | None, steps: int = 120, **keys):
     else:
         c = without_tied(small_workflow(name, f"fact_{way}", "grpo"))
         c.steps = steps
-        c.warm_start.steps = 700
+        c.sft.steps = 700
         # a call is paid for itself: the workflow's rewards say what it earned
         c.recipe.update(group_size=8, rewards="mixed", returns="immediate")
     c.update(keys)
@@ -139,7 +140,7 @@ def smoke_workflow(config):
     """The `:smoke` variant of a workflow, whose plays take longer than a compiled game's."""
     config = smoke(config)
     config.steps = min(config.steps, 2)
-    config.warm_start.steps = min(config.warm_start.steps, 4)
+    config.sft.steps = min(config.sft.steps, 4)
     config.rollout.tasks = 4
     config.rollout.max_num_seqs = 16
     config.evaluation.every = config.checkpoint.every = 1

@@ -27,7 +27,7 @@ def get_config(arg=None):
     c = board("sokoban")
     c.game.frame = "player"
     c.steps = 600
-    c.warm_start.steps = 3000
+    c.sft.steps = 3000
     c.evaluation.every = 150
     c.game.update(_VARIANTS.get(arg, {}))
     return smoke(c) if arg == "smoke" else c

@@ -28,7 +28,7 @@ def get_config(arg=None):
     c.steps = 400
     c.game.illegal = "stop"
     c.game.max_turns = 6  # a team that fills one wave of visible singles a turn needs five on one puzzle in ten
-    c.warm_start.steps = 350
+    c.sft.steps = 350
     c.evaluation.every = 50
     c.game.update(_VARIANTS.get(arg, {}))
     return smoke(c) if arg == "smoke" else c

@@ -20,5 +20,5 @@ def get_config(arg=None):
         game = "maths_debate" if arg == "full" else "maths_ensemble"
         return at_grpo_full(base_config(game, game=game, recipe="at_grpo"))
     c = mini_debate("sums", "sums_ensemble" if arg.startswith("ensemble") else "sums", grpo=arg.endswith("grpo"))
-    c.warm_start.update(steps=800, fresh=200)
+    c.sft.update(steps=800, fresh=200)
     return smoke_workflow(c) if arg == "smoke" else c

@@ -36,7 +36,7 @@ def get_config(arg=None):
         c.steps, c.rollout.tasks = 30, 8
     c.recipe.update(own)
     c.game.max_prompt, c.game.max_tokens, c.game.moves = 320, 12, 30
-    c.warm_start.steps, c.warm_start.tasks = 200, 16
+    c.sft.steps, c.sft.tasks = 200, 16
     c.optimizer.learning_rate = 3e-4
     c.evaluation.update(tasks=64, final_tasks=200)
     return smoke_workflow(c) if arg == "smoke" else c

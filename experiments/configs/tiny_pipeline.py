@@ -20,7 +20,7 @@ def get_config(arg=None):
         return _full()
     c = small_workflow("tiny_pipeline", "tiny_pipeline", "mappa")
     c.steps = 25
-    c.warm_start.update(steps=200, tasks=32, fresh=50)
+    c.sft.update(steps=200, tasks=32, fresh=50)
     c.rollout.tasks = 24
     c.recipe.group_size = 8
     # An action is paid for itself, against the mean of its place: at the end of a play the rubric knows who is to blame.

@@ -292,7 +292,7 @@ def _unread(subject: Subject, calls: list[RoleCall]) -> list[str]:
 def teacher(subject: Subject) -> Iterator[Finding]:
     """Law 8: the scripted player scores; how much the random one does, and how many groups would teach nothing."""
     if subject.honest is None:
-        yield note("teacher", 8, "there is no scripted player: a warm start is not possible")
+        yield note("teacher", 8, "there is no scripted player: a supervised warm-up is not possible")
         return
     lines = []
     for name, episodes in (("scripted", subject.honest), ("random", subject.floor)):
@@ -307,7 +307,7 @@ def teacher(subject: Subject) -> Iterator[Finding]:
     scores = [subject.score(path) for one in subject.honest for path in one.trajectories]
     paid = [value for values in pays(subject.honest).values() for value in values]
     good = mean(scores) > 0 or mean(paid) > 0
-    why = "the scripted player scores 0 and earns nothing: a warm start would teach nothing. " + "; ".join(lines)
+    why = "the scripted player scores 0 and earns nothing: a supervised warm-up would teach nothing. " + "; ".join(lines)
     yield verdict("teacher", 8, good, "; ".join(lines), why)
 
 

@@ -134,9 +134,9 @@ def learned(lessons: Sequence[Lesson], asked: argparse.Namespace, mesh: Any, say
     from marl_llm.models import make_model_config
     from marl_llm.runs.sections import MICROBATCH, ROW_TOKENS
     from marl_llm.training import LearnerOptions, linear_decay, make_optimizer
-    from marl_llm.training.imitation import make_imitation
     from marl_llm.training.packing import Tokens, TokenSample
     from marl_llm.training.policy import fresh_policy
+    from marl_llm.training.sft import make_sft
     from marl_llm.workflows.speech import spoken_ids
 
     speech = small.speech_for(one.brief for one in lessons)
@@ -149,7 +149,7 @@ def learned(lessons: Sequence[Lesson], asked: argparse.Namespace, mesh: Any, say
     optimizer = make_optimizer()
     rows = max(ROW_TOKENS, longest + small.MAX_REPLY)
     options = LearnerOptions(make_recipe("mappa"), optimizer, rows, asked.batch, 1, max(MICROBATCH, rows))
-    imitate = make_imitation(options, shape, mesh)
+    sft_step = make_sft(options, shape, mesh)
     policy, rng = fresh_policy(shape, jax.random.key(asked.seed), optimizer), np.random.default_rng(asked.seed)
     count = max(1, len(samples) // asked.batch)
     steps = asked.epochs * count
@@ -158,7 +158,7 @@ def learned(lessons: Sequence[Lesson], asked: argparse.Namespace, mesh: Any, say
             order = rng.permutation(len(samples))
         chosen = order[step % count * asked.batch :][: asked.batch]
         rate = float(linear_decay(step, steps, asked.learning_rate, warmup=20, floor=0.05))
-        policy, figures = imitate(policy, tokens, chosen, rate)
+        policy, figures = sft_step(policy, tokens, chosen, rate)
         if (step + 1) % max(1, steps // 20) == 0 or step + 1 == steps:
             say(f"step {step + 1}/{steps}  loss {float(figures['loss']):.3f}")
     return shape, policy.params, speech, longest
@@ -264,10 +264,10 @@ def _played_by_run(
 
     config = read_config(run, trusted)
     there = Checkpoints(run / "checkpoints").steps()
-    config.warm_start.update(run=str(run), step=(there[-1] if there else 0) if step is None else step)
+    config.sft.update(run=str(run), step=(there[-1] if there else 0) if step is None else step)
     mesh = start_jax(config, None)
     with resolve(config, home_of(run)) as plan, build_team(plan, config, mesh, coached=False) as team:
-        team.start_from(params_of(config.warm_start, team.models()))
+        team.start_from(params_of(config.sft, team.models()))
         return team.evaluate({}, split, count, plays=plays, temperature=1.0, first=first).rollout, plan.played.guide
 
 

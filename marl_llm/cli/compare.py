@@ -7,7 +7,7 @@
 A variant is NAME:key=value,key=value, keys of the config. Without --variant, those of Stronger-MAS (tables 1 and 2) are run on games and
 worlds that have the option `agents`, and on others a model per role against one for all; `imitation` can be named for every config:
 
-    single, team               one agent, or the team, as the warm start leaves them
+    single, team               one agent, or the team, as the supervised warm-up leaves them
     single_grpo, team_grpo     GRPO: K whole plays per task, the play's total reward, groups by (instance, agent)
     at_grpo_shared             AT-GRPO, one model plays both roles
     at_grpo_per_role           AT-GRPO, a model per role
@@ -75,16 +75,16 @@ def imitation(config, example: pathlib.Path) -> dict[str, str]:
     from marl_llm.reporting import read_metrics
 
     lines = read_metrics(example)
-    warm = [line for line in lines if line["phase"] == "warm_start"]
+    warm = [line for line in lines if line["phase"] == "sft"]
     train = [line for line in lines if line["phase"] == "train"]
     if not warm or not train:
-        raise ConfigError(f"imitation: {example} has no warm start or took no step, so there is nothing to match")
+        raise ConfigError(f"imitation: {example} has no supervised warm-up or took no step, so there is nothing to match")
     # from the second line on, because the first step compiles
     each = (warm[-1]["cpu_s"] - warm[0]["cpu_s"]) / max(warm[-1]["step"] - warm[0]["step"], 1)
     learning = sum(line["time/sample"] + line["time/update"] for line in train[1:])
     share = (train[-1]["cpu_s"] - warm[-1]["cpu_s"]) / max(train[-1]["wall_s"] - warm[-1]["wall_s"], 1e-9)
     more = round(learning * share / max(each, 1e-9))
-    return {"steps": "0", "warm_start.steps": str(config.warm_start.steps + max(more, 1))}
+    return {"steps": "0", "sft.steps": str(config.sft.steps + max(more, 1))}
 
 
 def launch(arguments: list[str]) -> None:

@@ -26,7 +26,7 @@ from marl_llm.runs.measuring import page_text
 
 FLAGS = flags.FlagValues()
 _RUN = flags.DEFINE_string("run", None, "Run directory.", flag_values=FLAGS)
-_STEP = flags.DEFINE_integer("step", None, "Checkpoint's step; default: the newest. Step 0 is the warm start.", flag_values=FLAGS)
+_STEP = flags.DEFINE_integer("step", None, "Checkpoint's step; default: the newest. Step 0 is the supervised warm-up.", flag_values=FLAGS)
 _TASKS = flags.DEFINE_integer("tasks", 500, "Held-out tasks.", lower_bound=1, flag_values=FLAGS)
 _PLAYS = flags.DEFINE_integer("plays", 1, "Plays of each task.", lower_bound=1, flag_values=FLAGS)
 _K = flags.DEFINE_list("k", [], "Also the expected best of so many plays of a task, e.g. 1,3,5; at most --plays.", flag_values=FLAGS)

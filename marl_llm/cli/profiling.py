@@ -6,7 +6,7 @@
     python -m marl_llm profile experiments/configs/notes.py --output tasks.json              and train on those that teach:
     python -m experiments.train --config=experiments/configs/notes.py --workdir=runs/kept --config.rollout.task_list=tasks.json
 
-The team plays as it would in the first step of reinforcement, after the config's warm start, as the recipe samples. A task teaches if
+The team plays as it would in the first step of reinforcement, after SFT, as the recipe samples. A task teaches if
 one of its groups has unequal returns. Of a workflow, `--output` lists the numbers of those that do. With a critic every task teaches
 something, and the list holds those whose returns differ.
 """
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--tasks", type=int, default=200, help="training tasks, the first ones (%(default)s)")
     p.add_argument("--plays", type=int, default=8, help="plays, or candidates of a tree, of each (%(default)s)")
     p.add_argument("--path", help="checkpoint of the models that the config leaves open: config.model.path")
-    p.add_argument("--run", help="begin with the models of this run, in place of the warm start")
+    p.add_argument("--run", help="begin with the models of this run, in place of the supervised warm-up")
     p.add_argument("--step", type=int, default=0, help="with --run: of this checkpoint (%(default)s)")
     p.add_argument("--output", type=pathlib.Path, help="file for the list of tasks that teach, with the figures of each")
     return p
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         config.recipe.group_size = asked.plays
         config.model.path = asked.path or config.model.path
         if asked.run:
-            config.warm_start.update(run=asked.run, step=asked.step, steps=0)
+            config.sft.update(run=asked.run, step=asked.step, steps=0)
         rows = profile(config, asked.tasks)
     except Exception as error:
         return code_of(error)
@@ -77,17 +77,17 @@ def profile(config, tasks: int) -> list[dict[str, Any]]:
 
 
 def _warm(team, config) -> None:
-    """The config's warm start, without files."""
+    """The config's supervised warm-up, without files."""
     from marl_llm.runs.building import begins_elsewhere, params_of
     from marl_llm.training import linear_decay
 
-    w = config.warm_start
+    w = config.sft
     if begins_elsewhere(w):
         team.start_from(params_of(w, team.models()))
         return
     for step in range(w.steps):
-        team.imitate(step % (w.fresh or w.steps), w.tasks, float(linear_decay(step, w.steps, w.learning_rate, warmup=20, floor=0.1)))
-    team.begin()
+        team.sft_step(step % (w.fresh or w.steps), w.tasks, float(linear_decay(step, w.steps, w.learning_rate, warmup=20, floor=0.1)))
+    team.start_rl()
 
 
 def _rows(recipe, batch) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ FLAGS = flags.FlagValues()
 SLOTS = 16
 _RUN = flags.DEFINE_string("run", None, "Run directory.", flag_values=FLAGS)
 _ROLE = flags.DEFINE_multi_string("role", [], "Role to serve; may be given many times; default: every trained one.", flag_values=FLAGS)
-_STEP = flags.DEFINE_integer("step", None, "Checkpoint's step; default: the newest. Step 0 is the warm start.", flag_values=FLAGS)
+_STEP = flags.DEFINE_integer("step", None, "Checkpoint's step; default: the newest. Step 0 is the supervised warm-up.", flag_values=FLAGS)
 _PATH = flags.DEFINE_string("path", None, "Directory of a Hugging Face checkpoint, in place of a run.", flag_values=FLAGS)
 _NAME = flags.DEFINE_string("name", "model", "What clients call the model of --path.", flag_values=FLAGS)
 _MAX_PROMPT = flags.DEFINE_integer(

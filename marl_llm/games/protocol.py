@@ -121,7 +121,7 @@ class Game(Protocol):
         """The state as a list of lines, for transcripts (host values); None when there is nothing to draw."""
 
     def script(self, state: State, role: str, key: jax.Array) -> tuple[Int[Array, "R"], Bool[Array, "R"]]:
-        """A scripted noisy player's response, for the warm start and as a floor."""
+        """A scripted noisy player's response, for the supervised warm-up and as a floor."""
 
 
 def role_of(game: Game, name: str) -> GameRole:

@@ -25,7 +25,7 @@ def table(out: dict) -> str:
         f"  activations of the update   {gib(out['update']['temporary'])}",
         f"  KV cache                    {gib(out['kv_cache'])}",
         *pool,
-        *([f"  peak in the imitation       {gib(out['moments']['imitation'])}"] if "imitation" in out["moments"] else []),
+        *([f"  peak in the warm-up         {gib(out['moments']['sft'])}"] if "sft" in out["moments"] else []),
         f"  peak in the update          {gib(out['peak_update'])}",
         f"  peak in the sampler         {gib(out['peak_sampler'])}",
         f"  of                          {gib(out['device_memory'])}",

@@ -18,12 +18,12 @@ from marl_llm.planning.plan_devices import GPUS, PlanError, devices_of, mesh_axe
 
 def programs(
     config, recipe, mesh, minibatch: int, environments: int, prompt: int, response: int, lora=None, critic: str | None = None,
-    imitates: bool = False, served_on=None,
+    sft: bool = False, served_on=None,
 ):  # fmt: skip
     """`(lowered, bytes of parameters, of optimizer, of the sampling copy)`: programs by name, and bytes per device.
 
-    The programs are `update`, `sampler` (of compiled play; none without `environments`), with `critic="own"` `critic` and, if a run
-    `imitates` before, `imitation`. A minibatch is that many rows, each with a prompt and the K responses that were sampled from it. With
+    The programs are `update`, `sampler` (of compiled play; none without `environments`), with `critic="own"` `critic` and, of a run
+    with a supervised warm-up, `sft`. A minibatch is that many rows, each with a prompt and the K responses that were sampled from it. With
     `lora` the parameters are adapters, and their base is an argument of the update. The sampling copy lies on the mesh `served_on`.
     """
     import jax
@@ -35,8 +35,8 @@ def programs(
     from marl_llm.planning.engine_programs import per_device
     from marl_llm.sampling import SamplingParams, sample
     from marl_llm.training import LearnerOptions, make_optimizer, make_policy
-    from marl_llm.training.imitation import imitation_step
     from marl_llm.training.packing import PackedRows
+    from marl_llm.training.sft import sft_program
     from marl_llm.training.update import Frozen, policy_step, value_step
 
     def abstract(tree, rules, on=mesh):
@@ -72,8 +72,8 @@ def programs(
     numbers = ("kl_coef", "entropy_threshold") if "entropy_threshold" in needs(recipe) else ("kl_coef",)
     scalars = dict.fromkeys(numbers, whole((), real)) | {"first_step": whole((), bool)}
     lowered = {"update": update.lower(policy, base, Frozen(reference), rows, arrays, scalars, whole((), real), whole((), real))}
-    if imitates:
-        lowered["imitation"] = imitation_step(options, config, mesh, lora).lower(policy, base, rows, whole((), real))
+    if sft:
+        lowered["sft"] = sft_program(options, config, mesh, lora).lower(policy, base, rows, whole((), real))
     if critic == "own":
         judge = abstract(jax.eval_shape(lambda: make(init_params(judging, jax.random.key(0), stacked=config.uniform))), TRAIN)
         lowered["critic"] = value_step(options, judging, mesh).lower(judge, rows, arrays, whole((), real))
@@ -119,7 +119,7 @@ class PlanSizes:
       prompt, response: the longest, in tokens.
       hosted: play has an engine, whose copies stay through the update. lora: of the adapters that are trained, or None.
       bases: frozen bases under the adapters. critics: critics that are networks of their own. critic: "own", "head", or None.
-      slots, chunk: of an engine's lane. imitates: a run begins with imitation. served: devices that share a layer's products in an
+      slots, chunk: of an engine's lane. sft: a run begins with a supervised warm-up. served: devices that share a layer's products in an
         engine; 0: as in the update. sources: checkpoints or random parameters that the models begin from, each read once.
     """
 
@@ -135,7 +135,7 @@ class PlanSizes:
     critic: str | None = None
     max_num_seqs: int = 64
     decode_steps: int = 8
-    imitates: bool = False
+    sft: bool = False
     served: int = 0
     sources: int = 1
 
@@ -172,8 +172,8 @@ def sizes_of(config) -> PlanSizes:
     presets = {resolved.options[name].get("preset") for name in trained} - {None}
     real = [PRESETS[name].get("vocab_size", 0) for name in presets]  # a published model keeps its vocabulary, whatever the game's is
     shape = dataclasses.replace(next(iter(shapes)), vocab_size=max([next(iter(shapes)).vocab_size, *real]))
-    imitates = config.warm_start.steps > 0 and not config.warm_start.run
-    more = bases, critics, critic, *lane, imitates, config.rollout.tensor or 0, sources
+    sft = config.sft.steps > 0 and not config.sft.run
+    more = bases, critics, critic, *lane, sft, config.rollout.tensor or 0, sources
     return PlanSizes(resolved.recipe, shape, len(trained), *longest, resolved.hosted, lora, *more)
 
 
@@ -200,7 +200,7 @@ def phases(sizes: PlanSizes, resident: float | int, params: float | int, split: 
     """
     whole = sizes.shape.parameters * 4 / split
     step = resident + params  # the gradient, of one model at a time
-    warm_up = {"warm-up": step} if sizes.imitates else {}
+    warm_up = {"sft": step} if sizes.sft else {}
     merged = whole if sizes.lora else 0.0  # adapters, when a model is written
     return {"start": resident + sizes.sources * whole} | warm_up | {"training": step, "resume": resident, "export": resident + merged}
 
@@ -267,7 +267,7 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
         "parameters_bytes": params * models, "optimizer_bytes": state * models, "beside": more, "update": figures["update"],
         "sampler": figures.get("sampler", {}), "moments": moments, "peak_sampler": moments["sampler"],
         "peak": max(*moments.values(), *out["phases"].values()),
-        "peak_update": max(moments.get(name, 0) for name in ("update", "critic", "imitation")),
+        "peak_update": max(moments.get(name, 0) for name in ("update", "critic", "sft")),
     }  # fmt: skip
     share = minibatch / along
     work = {
@@ -301,8 +301,8 @@ def _moments(out: dict, config, sizes: PlanSizes, shape, total: float | int, mes
     if out["compiled"]:  # what its arguments are
         known += more["bases"] / max(sizes.bases, 1) + more["references"] / max(models, 1)
     moments = {"update": resident - known + figures["update"]["peak"]}
-    if "imitation" in figures:  # which reads no reference
-        moments["imitation"] = moments["update"] - figures["update"]["peak"] + more["references"] / models + figures["imitation"]["peak"]
+    if "sft" in figures:  # which reads no reference
+        moments["sft"] = moments["update"] - figures["update"]["peak"] + more["references"] / models + figures["sft"]["peak"]
     if "critic" in figures:
         moments["critic"] = resident - more["critics"] / sizes.critics + figures["critic"]["peak"]
     if not sizes.hosted:
@@ -346,7 +346,7 @@ def _compiled(shape, sizes: PlanSizes, mesh, minibatch: int, environments: int):
     where = mesh.devices.flat[0].platform
     with for_platform(where):
         tasks, on = 0 if sizes.hosted else environments, serving_mesh(mesh, sizes.served or None)
-        whom = sizes.lora, sizes.critic, sizes.imitates, on
+        whom = sizes.lora, sizes.critic, sizes.sft, on
         lowered, *bytes_ = programs(shape, sizes.recipe, mesh, minibatch, tasks, sizes.prompt, sizes.response, *whom)
         compiled = {name: _compile(one) for name, one in lowered.items()}
     figures = {name: found if isinstance(found, dict) else memory(found) for name, found in compiled.items()}

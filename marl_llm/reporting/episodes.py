@@ -8,7 +8,7 @@ field                  type          meaning
 `episode`              str           identity, unique in the file; an id that occurs again replaces the earlier episode
 `step`                 int ≥ 0       the step of training, counted as in `metrics.jsonl`: 1 for the first, 0 before training.
                        or null       null: an evaluation that belongs to no step of a run
-`when`                 str           "before" training (after the warm start), during "train", or "after" it
+`when`                 str           "before" training (after the supervised warm-up), during "train", or "after" it
 `task`                 object        the task instance as JSON. Grid games put `map` in it: a list of equally long
                                      strings, one per row: `#` wall, `.` free, `A` agent, `G` goal, `*` agent on the
                                      goal, any other character as itself

@@ -2,7 +2,7 @@
 
 Every line has two fixed keys, the rest is free:
 
-- `phase`: `"warm_start"` (imitation before the first update), `"train"` or `"eval"` (fresh instances).
+- `phase`: `"sft"` (imitation before the first update), `"train"` or `"eval"` (fresh instances).
 - `step`: how many steps of that phase were finished when the line was written; `eval` counts train steps.
 - any other key: a float, an int, a bool or a string; `/` groups keys, as in `role/tool/reward`.
 
@@ -25,7 +25,7 @@ from marl_llm.old_names import convert_line
 from marl_llm.reporting import files
 from marl_llm.reporting.trackers import Tracker
 
-PHASES = ("warm_start", "train", "eval")
+PHASES = ("sft", "train", "eval")
 FILE_NAME = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 _FLUSH_EVERY_S = 10.0  # TensorBoard's flush waits for the disk; metrics.jsonl is flushed with every line
@@ -40,7 +40,7 @@ class MetricsWriter:
     Args:
       workdir: the run's directory, made if need be.
       resume_step: None appends to whatever is there. A step says that the run goes on from the checkpoint of that step:
-        `train` and `eval` lines of later steps are dropped, and warm-start lines stay. -1 says that the run starts over
+        `train` and `eval` lines of later steps are dropped, and `sft` lines stay. -1 says that the run starts over
         because nothing was saved: all lines are dropped.
       tensorboard: False leaves TensorBoard out.
       tracker: gets every record too, and is closed with this; see `trackers.Tracker`.
@@ -56,7 +56,7 @@ class MetricsWriter:
         self._tracker = tracker
         self.path = pathlib.Path(workdir) / FILE_NAME
         if resume_step is not None:
-            files.keep_lines(self.path, lambda record: _survives(record, resume_step))
+            files.keep_lines(self.path, lambda record: _survives(convert_line(record), resume_step))
         self._lines = files.LineFile(self.path)
         self._board = _Board(self.path.parent / TENSORBOARD) if tensorboard else None
         if self._board is not None and resume_step is not None:
@@ -108,7 +108,7 @@ def read_metrics(path: files.Path) -> list[dict[str, Any]]:
 def _survives(record: dict[str, Any], resume_step: int) -> bool:
     if resume_step < 0:
         return False
-    return record.get("phase") == "warm_start" or record.get("step", 0) <= resume_step
+    return record.get("phase") == "sft" or record.get("step", 0) <= resume_step
 
 
 def _checked(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:

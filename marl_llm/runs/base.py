@@ -110,7 +110,7 @@ def smoke(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     """The `:smoke` variant: the same code paths in about a minute."""
     config.quick_compile = True
     config.steps = min(config.steps, 4)
-    config.warm_start.update(steps=min(config.warm_start.steps, 10), tasks=min(config.warm_start.tasks, 8))
+    config.sft.update(steps=min(config.sft.steps, 10), tasks=min(config.sft.tasks, 8))
     config.evaluation.update(every=2, tasks=16, final_tasks=16)
     config.checkpoint.every = 2
     config.rollout.tasks = min(config.rollout.tasks, 8)

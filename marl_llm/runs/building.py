@@ -63,7 +63,7 @@ def start_jax(config, cache: str | None, processes: int = 1, home: pathlib.Path 
     if processes > 1 and taken != jax.device_count():
         raise ConfigError(
             f"{processes} processes have {jax.device_count()} devices, but this run takes {taken}: every process needs its part. "
-            "Set config.devices (and config.rollout.tasks, config.warm_start.tasks to multiples of it), or start fewer processes"
+            "Set config.devices (and config.rollout.tasks, config.sft.tasks to multiples of it), or start fewer processes"
         )
     return make_mesh(count, fsdp, config.mesh.tensor)
 
@@ -217,7 +217,7 @@ def placed(plan: Plan, config, mesh) -> dict | None:
 
 
 def begins_elsewhere(start) -> bool:
-    """Whether a config's `warm_start` begins with models of other runs."""
+    """Whether a config's `sft` begins with models of other runs."""
     return bool(start.run or start.models)
 
 
@@ -231,14 +231,14 @@ class Source(NamedTuple):
 
 
 def sources_of(start, models: Iterable[str]) -> dict[str, Source]:
-    """Model -> what a config's `warm_start` begins it from. Raises `ConfigError` if a checkpoint that it asks for is not there."""
+    """Model -> what a config's `sft` begins it from. Raises `ConfigError` if a checkpoint that it asks for is not there."""
     from marl_llm.training import Checkpoints
     from marl_llm.training.seats import Seat, parse_seat
 
     named, found = checks.parse_sources(start.models), {}
     for model in models:
         text = named.get(model, model)
-        key = f"config.warm_start.models={start.models!r}" if checks.elsewhere(text) else f"config.warm_start.run={start.run!r}"
+        key = f"config.sft.models={start.models!r}" if checks.elsewhere(text) else f"config.sft.run={start.run!r}"
         try:
             seat = parse_seat(text) if checks.elsewhere(text) else Seat("run", text, start.run, start.step)
         except ValueError as error:
@@ -265,7 +265,7 @@ def params_of(start, like: dict) -> dict:
         except CheckpointError as error:
             folder = source.checkpoints.directory / str(source.step) / "policies"
             there = ", ".join(sorted(path.name for path in folder.glob("*"))) or "none"
-            why = f"{error.__cause__}. It has {there}; config.warm_start.models can name another, e.g. {model}=..."
+            why = f"{error.__cause__}. It has {there}; config.sft.models can name another, e.g. {model}=..."
             raise ConfigError(f"{source.key} cannot begin this team: {why}") from error
     return found
 

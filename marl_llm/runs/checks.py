@@ -14,7 +14,7 @@ from marl_llm.runs.command import ConfigError
 from marl_llm import hints
 
 PLACEMENTS = ("shared", "split")
-_DIVIDED = ("rollout.tasks", "warm_start.tasks")
+_DIVIDED = ("rollout.tasks", "sft.tasks")
 
 
 def given(section: config_dict.ConfigDict, skip: tuple[str, ...] = ()) -> dict:
@@ -56,7 +56,7 @@ def devices(config: config_dict.ConfigDict, count: int) -> None:
 
 
 def _divided(config: config_dict.ConfigDict) -> dict[str, int]:
-    return {path: _value(config, path) for path in _DIVIDED if config.warm_start.steps or not path.startswith("warm_start")}
+    return {path: _value(config, path) for path in _DIVIDED if config.sft.steps or not path.startswith("sft")}
 
 
 def parse_assignment(text: str, roles: list[str]) -> dict[str, str]:
@@ -86,7 +86,7 @@ def parse_sources(text: str) -> dict[str, str]:
     bad = any(not all(pair) or ("=" in pair[1] and not elsewhere(pair[1])) for pair in pairs)
     if bad or len({name for name, _ in pairs}) != len(pairs):
         raise ConfigError(
-            f"config.warm_start.models={text!r} is not like 'shared=reason', 'plan=shared,answer=shared' or 'tool=run:runs/a#solo'"
+            f"config.sft.models={text!r} is not like 'shared=reason', 'plan=shared,answer=shared' or 'tool=run:runs/a#solo'"
         )
     return dict(pairs)
 

@@ -208,7 +208,7 @@ def _check_sizes(config: config_dict.ConfigDict, plan: Plan) -> None:
 
 
 def _check_start(config: config_dict.ConfigDict, plan: Plan) -> None:
-    w, trained, name = config.warm_start, list(plan.assignment.trained), config.game.name
+    w, trained, name = config.sft, list(plan.assignment.trained), config.game.name
     script = plan.script
     plays = any(one["kind"] == "scripted" for one in plan.options.values())
     known = list(plan.found.script_options)
@@ -217,15 +217,15 @@ def _check_start(config: config_dict.ConfigDict, plan: Plan) -> None:
             what = f"has no option {option!r}; {hints.suggestion(option, known)}" if known else "has no options"
             raise ConfigError(f"config.script.{option} would have no effect: {name}'s scripted player {what}")
     if script and not w.steps and not plays:
-        raise ConfigError(f"config.script.{next(iter(script))} would have no effect: warm_start.steps is 0")
+        raise ConfigError(f"config.script.{next(iter(script))} would have no effect: sft.steps is 0")
     if w.steps and (plan.game.script is None):
-        raise ConfigError(f"warm_start.steps={w.steps}: {name} has no scripted player to imitate")
+        raise ConfigError(f"sft.steps={w.steps}: {name} has no scripted player to imitate")
     sources = parse_sources(w.models)
     runs = w.run or any(map(elsewhere, sources.values()))
     if idle := [key for key in ("step", "models") if w[key] and not (runs if key == "models" else w.run)]:
-        raise ConfigError(f"config.warm_start.{idle[0]}={w[idle[0]]!r} would have no effect: warm_start.run names no run")
+        raise ConfigError(f"config.sft.{idle[0]}={w[idle[0]]!r} would have no effect: sft.run names no run")
     for model in sources:
         if model not in trained:
-            raise ConfigError(f"config.warm_start.models={w.models!r}: no model {model!r} trains; {hints.suggestion(model, trained)}")
+            raise ConfigError(f"config.sft.models={w.models!r}: no model {model!r} trains; {hints.suggestion(model, trained)}")
     if lost := [model for model in trained if sources and not w.run and not elsewhere(sources.get(model, ""))]:
-        raise ConfigError(f"config.warm_start.models={w.models!r} names no run for model {lost[0]!r}, nor does warm_start.run")
+        raise ConfigError(f"config.sft.models={w.models!r} names no run for model {lost[0]!r}, nor does sft.run")

@@ -24,7 +24,7 @@ class EvaluationOptions:
     """What is measured of a run.
 
     Attributes:
-      step: of the checkpoint; None: the newest. Step 0 is the warm start.
+      step: of the checkpoint; None: the newest. Step 0 is the supervised warm-up.
       split, tasks, plays: how many held-out tasks of which split ("test" or "validation"), and plays of each.
       temperature: 0 is greedy.
       seats: texts such as "tool=start,planner=trained", a table each; empty: the whole page (before, after, swapped, ...).

@@ -168,20 +168,20 @@ def supervised_start(run: TrainingRun) -> None:
     from marl_llm import reporting
     from marl_llm.training import linear_decay
 
-    start, team = run.config.warm_start, run.team
+    start, team = run.config.sft, run.team
     if begins_elsewhere(start):
         team.start_from(params_of(start, team.models()))
         return
     if start.steps:
-        with reporting.Progress(start.steps, "warm start") as progress:
+        with reporting.Progress(start.steps, "supervised warm-up") as progress:
             for step in range(start.steps):
                 rate = float(linear_decay(step, start.steps, start.learning_rate, warmup=20, floor=0.1))
-                figures = team.imitate(step % (start.fresh or start.steps), start.tasks, rate)
+                figures = team.sft_step(step % (start.fresh or start.steps), start.tasks, rate)
                 if step == 0 or step % 10 == 9 or step == start.steps - 1:
-                    check_finite(figures, step, "of the warm start")
-                    run.files.metrics.write({"phase": "warm_start", "step": step + 1, **run.clock.now(), **figures})
+                    check_finite(figures, step, "of the supervised warm-up")
+                    run.files.metrics.write({"phase": "sft", "step": step + 1, **run.clock.now(), **figures})
                     progress.update(step + 1, loss=figures["loss"])
-    team.begin()
+    team.start_rl()
 
 
 def train_step(run: TrainingRun, watches: Watches, step: int) -> tuple[dict, Any]:

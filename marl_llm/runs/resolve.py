@@ -19,7 +19,7 @@ from marl_llm.runs.command import ConfigError
 from marl_llm.runs.contradictions import check_whole
 from marl_llm.runs.own_options import SECTIONS, find_functions, own_values, recipes_of
 from marl_llm.runs.sections import (
-    ROW_TOKENS, CheckpointSection, EvaluationSection, OptimizerSection, RolloutSection, WarmStartSection, fill_open_options,
+    ROW_TOKENS, CheckpointSection, EvaluationSection, OptimizerSection, RolloutSection, SftSection, fill_open_options,
 )  # fmt: skip
 from marl_llm.untrusted import read_json_file
 from marl_llm.workflows import Assignment, Task, World, with_roles
@@ -77,12 +77,12 @@ class Plan:
 
     def unguided(self, config: config_dict.ConfigDict) -> str:
         """A note for a run that begins with random models although there is a scripted player to imitate; else the empty string."""
-        w, options = config.warm_start, [self.options[name] for name in self.assignment.trained]
+        w, options = config.sft, [self.options[name] for name in self.assignment.trained]
         if w.steps or w.run or w.models or self.game.script is None or all("path" in one for one in options):
             return ""
         return (
-            "note: no supervised warm-up (config.warm_start.steps=0), although this game has a scripted player to imitate. A model with "
-            "random parameters is paid only for what it says by chance; try --config.warm_start.steps=200"
+            "note: no supervised warm-up (config.sft.steps=0), although this game has a scripted player to imitate. A model with "
+            "random parameters is paid only for what it says by chance; try --config.sft.steps=200"
         )
 
     @property
@@ -135,7 +135,7 @@ class Plan:
         recipe_fields = {f.name: getattr(r, f.name) for f in dataclasses.fields(r)}
         recipe_fields |= {name: config.recipe[name] for name in FUNCTIONS}
         rows += ["", "recipe", *(f"  {name:<20} {field}" for name, field in recipe_fields.items())]
-        for section in (RolloutSection, OptimizerSection, WarmStartSection, EvaluationSection, CheckpointSection):
+        for section in (RolloutSection, OptimizerSection, SftSection, EvaluationSection, CheckpointSection):
             rows += ["", section.key, *(f"  {name:<20} {value}" for name, value in section.shown(config[section.key]).items())]
         if isinstance(g, World):
             from marl_llm.workflows import to_mermaid

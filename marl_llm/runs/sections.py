@@ -193,10 +193,10 @@ def own_optimizer_fields() -> dict[str, dataclasses.Field]:
 
 
 @dataclasses.dataclass(frozen=True)
-class WarmStartSection(Section):
+class SftSection(Section):
     """Supervised warm-up: imitation of the scripted player, or the models of another run."""
 
-    key: ClassVar[str] = "warm_start"
+    key: ClassVar[str] = "sft"
     steps: int = option(0, "of imitation; 0: start from what the models are", at_least(0))
     tasks: int = option(8, "plays of the scripted player per step", at_least(1))
     fresh: int | None = option(None, "after so many steps their plays are used again", at_least(1), unset="never")
@@ -327,7 +327,7 @@ class CoachSection(Section):
 
 
 SECTIONS = (
-    RunSection, ModelSection, RolloutSection, OptimizerSection, WarmStartSection, EvaluationSection, CheckpointSection, CoachSection,
+    RunSection, ModelSection, RolloutSection, OptimizerSection, SftSection, EvaluationSection, CheckpointSection, CoachSection,
     ToolsSection, ControlSection, MeshSection,
 )  # fmt: skip
 

@@ -79,8 +79,8 @@ def train_run(config: config_dict.ConfigDict, workdir: pathlib.Path, launch: Lau
         if not plan.hosted:
             checks.devices(config, mesh.shape["data"])
         checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep, config.checkpoint.background)
-        if begins_elsewhere(config.warm_start) and not checkpoints.steps():
-            sources_of(config.warm_start, plan.assignment.trained)  # before a directory is made for a run that cannot begin
+        if begins_elsewhere(config.sft) and not checkpoints.steps():
+            sources_of(config.sft, plan.assignment.trained)  # before a directory is made for a run that cannot begin
 
         def open_directory() -> tuple[bool, list[int]]:
             continued = open_workdir(workdir, config, launch.config_file, hardware_of(mesh), plan.own_files, plan.headline)

@@ -1,7 +1,7 @@
 """The runs of Stronger-MAS's tables and of its Figure 5, as changes of one config: what `marl_llm compare --table=...` compares.
 
     1         tables 1 and 2: the five variants, what a team and a single agent are before they train, and more imitation as a control
-    4         each role trained beside the others as the warm start left them, these models put together, and the team trained together,
+    4         each role trained beside the others as the supervised warm-up left them, these models put together, and the team trained together,
               whose models are also swapped
     6         AT-GRPO with the outcome alone as reward (B.6) beside the reward of the config
     7         tables 7 and 8: a single agent with one turn and with the config's number of turns, before and after GRPO
@@ -118,10 +118,10 @@ def _alone_and_together(config) -> dict[str, Changes]:
     found: dict[str, Changes] = {}
     for role in roles:
         others = "+".join(other for other in roles if other != role)
-        # the phase of the others lies behind the end of the run: they stay as the warm start left them
+        # the phase of the others lies behind the end of the run: they stay as the supervised warm-up left them
         found[f"{role}_alone"] = {"assignment": "per_role", "schedule": f"{role}:{max(config.steps, 1)},{others}:1"}
     models = ",".join(f"{role}=run:{{runs}}/{role}_alone-{{seed}}" for role in roles)
-    together = {"assignment": "per_role", "steps": "0", "warm_start.models": models}
+    together = {"assignment": "per_role", "steps": "0", "sft.models": models}
     return found | {"alone_then_team": together, "at_grpo_per_role": STRONGER_MAS["at_grpo_per_role"]}
 
 

@@ -250,7 +250,7 @@ def _keep_to_user(path: pathlib.Path) -> None:
 
 
 def _has_learned(workdir: pathlib.Path) -> bool:
-    """Whether a run has taken a step: a checkpoint after the warm start, a line of training, or a final evaluation."""
+    """Whether a run has taken a step: a checkpoint after the supervised warm-up, a line of training, or a final evaluation."""
     if any(path.name.isdecimal() and int(path.name) for path in (workdir / "checkpoints").glob("*")):
         return True
     metrics = workdir / "metrics.jsonl"

@@ -15,7 +15,6 @@ from marl_llm.training.batch import Batch
 from marl_llm.training.checkpoints import CheckpointError, Checkpoints
 from marl_llm.training.compiled import CompiledTeam, warm_and_data_keys
 from marl_llm.training.hosted import HostedTeam, PlayOptions
-from marl_llm.training.imitation import make_imitation
 from marl_llm.training.learner import Learner, ModelSpec, with_value_head
 from marl_llm.training.mesh import compile_quickly, make_mesh, over_data, use_cpu_devices
 from marl_llm.training.packing import PackingError, Tokens, TokenSample, pack
@@ -25,6 +24,7 @@ from marl_llm.training.recorded import RecordError, read_recorded
 from marl_llm.training.rollouts import make_rollout, sampling_of, summarise
 from marl_llm.training.scoring import make_token_kl
 from marl_llm.training.seats import Seat, parse_seat, parse_seats
+from marl_llm.training.sft import make_sft
 from marl_llm.training.sweep import Sweep
 from marl_llm.training.team import Team
 from marl_llm.training.update import Advice, LearnerOptions, Trained, Update, advise
@@ -82,7 +82,7 @@ __all__ = [
     "Advice", "AttachedTeam", "Batch", "CheckpointError", "Checkpoints", "CompiledTeam", "HostedTeam", "Learner", "LearnerOptions",
     "ModelSpec", "PackingError", "PlacementError", "PlayOptions", "Policy", "RecordError", "RolloutError", "Seat", "Sweep", "Team",
     "TokenSample",
-    "Tokens", "Trained", "Update", "advise", "compile_quickly", "decayed", "fresh_policy", "linear_decay", "make_imitation",
+    "Tokens", "Trained", "Update", "advise", "compile_quickly", "decayed", "fresh_policy", "linear_decay", "make_sft",
     "make_mesh", "make_optimizer", "make_policy", "make_rollout", "make_team", "make_token_kl", "over_data", "pack", "parse_seat",
     "parse_seats", "parts_of", "read_recorded", "sampling_of", "split_evenly", "step_policy", "summarise", "use_cpu_devices",
     "with_value_head",

@@ -240,8 +240,8 @@ def rows_of(table: Samples, index: np.ndarray, size: int) -> Samples:
     return jax.tree.map(lambda x: np.pad(x[index], [(0, size - len(index))] + [(0, 0)] * (x.ndim - 1)), table)
 
 
-def imitated(table: SampleTable) -> tuple[Tokens, list[str]]:
-    """Tokens of scripted players' calls that kept the format, and the role that spoke each: data for a warm start."""
+def demonstrations(table: SampleTable) -> tuple[Tokens, list[str]]:
+    """Tokens of scripted players' calls that kept the format, and the role that spoke each: data for a supervised warm-up."""
     said = [s for s in table.samples if s.call.log_probs is None and s.call.tokens.size and s.excluded != "aborted" and s.call.legal]
     silent = [TokenSample(s.prompt_ids, s.response_ids, np.zeros(s.response_ids.size, np.float32), s.name) for s in said]
     return Tokens.of(silent), [s.call.role for s in said]
@@ -249,5 +249,5 @@ def imitated(table: SampleTable) -> tuple[Tokens, list[str]]:
 
 __all__ = [
     "Batch", "Plays", "Pool", "Rows", "buffer_sizes", "by_identity", "columns_of", "fingerprint", "from_pool",
-    "from_table", "imitated", "pooled", "rows_from", "rows_of",
+    "demonstrations", "from_table", "pooled", "rows_from", "rows_of",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Checkpoints with orbax: each policy apart, with its optimizer; and where the run stands.
 
 A checkpoint is a folder `checkpoints/<step>` that appears under its name only when it is complete (orbax writes beside it and
-renames), so a kill at any moment leaves whole checkpoints only. Step 0 is the warm start and is kept for good; of the later ones
+renames), so a kill at any moment leaves whole checkpoints only. Step 0 is the supervised warm-up and is kept for good; of the later ones
 the newest few are kept.
 
 The write may go on in the background, from copies of the arrays, while the run trains on: with one process in a thread here, with several

@@ -31,7 +31,7 @@ from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.update import LearnerOptions
 from marl_llm.workflows import Assignment, Inside, RolloutError, WorkflowError
 
-DEMONSTRATIONS = 4  # scripted responses per prompt in the warm start
+DEMONSTRATIONS = 4  # scripted responses per prompt in the supervised warm-up
 CHUNK = 128  # tasks of one compiled evaluation
 
 
@@ -256,7 +256,7 @@ def _scripted_rollout(game: Game, mesh: Mesh, count: int, script: tuple[tuple[st
     def player_of(params):
         return scripted_player(game, **dict(script))
 
-    return make_rollout(game, mesh, player_of, count, "warm_start.tasks", branches=DEMONSTRATIONS)
+    return make_rollout(game, mesh, player_of, count, "sft.tasks", branches=DEMONSTRATIONS)
 
 
 @functools.lru_cache(PROGRAMS)
@@ -276,6 +276,6 @@ def _evaluation_rollout(
 
 
 def warm_and_data_keys(seed: int) -> tuple[Key[Array, ""], Key[Array, ""]]:
-    """Of the warm start's instances and of training's, from a run's seed."""
+    """Of the supervised warm-up's instances and of training's, from a run's seed."""
     _, warm, data, _ = jax.random.split(jax.random.key(seed), 4)
     return warm, data

@@ -28,7 +28,7 @@ from marl_llm.sampling import Engine, EngineConfig, Samplers, pick_by_identity
 from marl_llm.sampling.requests import Generator, SamplingParams
 from marl_llm.serving import PolicyAnswers, policy_answers
 from marl_llm.training import processes
-from marl_llm.training.batch import Batch, from_table, imitated
+from marl_llm.training.batch import Batch, demonstrations, from_table
 from marl_llm.training.corrections import corrected
 from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.mesh import own_mesh, serving_mesh
@@ -84,7 +84,7 @@ class HostedTeam(Team):
       world: a workflow with tasks, tools, and perhaps a scripted player.
       play: how they play.
       draws: the root of every draw's key; by default it follows from the seed.
-      coaching: who scores every action of training plays; warm start and evaluations need no coach. Closed with the team.
+      coaching: who scores every action of training plays; supervised warm-up and evaluations need no coach. Closed with the team.
 
     Raises:
       WorkflowError: an assignment or a model that does not fit the workflow, a recipe that samples a tree where a role that trains
@@ -377,7 +377,7 @@ class HostedTeam(Team):
         teachers = Assignment(self.assignment.roles, {**self.assignment.models, **players})
         with self._controller(None, teachers, SamplingParams()) as controller:
             rollout = self._shared(controller, self.world.tasks("train", step * count, count), step, 1)
-        return imitated(sample_table(rollout, training=()))
+        return demonstrations(sample_table(rollout, training=()))
 
     def answers(self) -> dict[str, PolicyAnswers]:
         """Role -> how its model answers as it is now, for a `marl_llm.serving.ChatServer`; see docs/serving.md. After `learn`, and after an

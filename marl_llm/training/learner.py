@@ -28,12 +28,12 @@ from marl_llm.models import (
     param_shardings,
 )
 from marl_llm.training.distillation import Teacher, Teaching, teaching_of
-from marl_llm.training.imitation import make_imitation
 from marl_llm.training.packing import Tokens
 from marl_llm.training.parked import park, unpark
 from marl_llm.training.policy import Policy, make_plain_optimizer, make_policy
 from marl_llm.training.processes import put
 from marl_llm.training.scoring import make_token_kl
+from marl_llm.training.sft import make_sft
 from marl_llm.training.update import Advice, LearnerOptions, Trained, Update
 
 PROGRAMS = 16  # compiled functions of one kind that are kept at a time
@@ -72,15 +72,15 @@ def with_value_head(params: dict) -> dict:
 def _programs(
     config: ModelConfig, lora: LoraConfig | None, mesh: Mesh, options: LearnerOptions, teaching: Teaching | None
 ) -> tuple[Callable, Callable, Callable]:
-    """(imitate, update, token_kl), compiled once for all models of one shape."""
-    imitate, update = make_imitation(options, config, mesh, lora), Update(options, config, mesh, lora, teaching)
-    return imitate, update, make_token_kl(options.recipe, config, mesh, **options.sizes)
+    """(sft_step, update, token_kl), compiled once for all models of one shape."""
+    sft_step, update = make_sft(options, config, mesh, lora), Update(options, config, mesh, lora, teaching)
+    return sft_step, update, make_token_kl(options.recipe, config, mesh, **options.sizes)
 
 
 @functools.lru_cache(PROGRAMS)
 def _corrects(config: ModelConfig, lora: LoraConfig | None, mesh: Mesh, options: LearnerOptions) -> Callable:
     """Imitation whose optimizer has no memory."""
-    return make_imitation(dataclasses.replace(options, optimizer=make_plain_optimizer()), config, mesh, lora)
+    return make_sft(dataclasses.replace(options, optimizer=make_plain_optimizer()), config, mesh, lora)
 
 
 def frozen_base(config: ModelConfig, params: dict, mesh: Mesh) -> dict:
@@ -134,7 +134,7 @@ class Learner:
         whole = with_value_head(spec.params) if head and "value_head" not in spec.params else spec.params
         stacked = self.base is not None and is_stacked(self.base)
         self.trained = Trained(self._policy(init_adapters(spec.config, key, spec.lora, stacked) if spec.lora else whole))
-        self.begin()
+        self.start_rl()
 
     def _policy(self, params: dict) -> Policy:
         """A copy of parameters with a fresh optimizer state, in its place."""
@@ -164,21 +164,21 @@ class Learner:
         """Whole parameters of a policy of this shape: adapters are merged in."""
         return trained if self.base is None else merge(self.base, trained, self.spec.lora)
 
-    def imitate(self, tokens: Tokens, chosen: Sequence[int] | np.ndarray, learning_rate: float | Array) -> dict[str, Any]:
-        """One step towards the chosen responses; see `make_imitation`."""
+    def sft_step(self, tokens: Tokens, chosen: Sequence[int] | np.ndarray, learning_rate: float | Array) -> dict[str, Any]:
+        """One step towards the chosen responses; see `make_sft`."""
         policy, figures = self._imitate(self.policy, tokens, chosen, learning_rate, self.base)
         self.trained = self.trained._replace(policy=policy)
         return figures
 
     def correct(self, tokens: Tokens, chosen: Sequence[int] | np.ndarray, learning_rate: float | Array) -> dict[str, Any]:
-        """One step towards the chosen responses beside those of reinforcement, whose optimizer keeps its moments; see `make_imitation`."""
-        imitate = _corrects(self.spec.config, self.spec.lora, self.mesh, self.options)
-        policy, figures = imitate(Policy(self.policy.params, optax.EmptyState()), tokens, chosen, learning_rate, self.base)
+        """One step towards the chosen responses beside those of reinforcement, whose optimizer keeps its moments; see `make_sft`."""
+        sft_step = _corrects(self.spec.config, self.spec.lora, self.mesh, self.options)
+        policy, figures = sft_step(Policy(self.policy.params, optax.EmptyState()), tokens, chosen, learning_rate, self.base)
         self.trained = self.trained._replace(policy=self.policy._replace(params=policy.params))
         return figures
 
-    def begin(self, trained: dict | None = None) -> None:
-        """Ends the warm start: reinforcement begins with what is there, or with a copy of `trained`, parameters or adapters of another."""
+    def start_rl(self, trained: dict | None = None) -> None:
+        """Ends SFT: reinforcement begins with what is there, or with a copy of `trained`, parameters or adapters of another."""
         own = self.policy.params if trained is None else None
         self.release()  # old moments go before the new ones come
         policy = self._policy(trained) if own is None else self._placed(Policy(own, self.options.optimizer.init(own)))

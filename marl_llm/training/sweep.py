@@ -3,8 +3,8 @@
     teams = [CompiledTeam(game, assignment, models(seed), options, mesh, seed=seed) for seed in range(16)]
     sweep = Sweep(teams)
     for step in range(300):
-        sweep.imitate(step, 32, 2e-3)
-    sweep.begin()
+        sweep.sft_step(step, 32, 2e-3)
+    sweep.start_rl()
     for step in range(200):
         figures = sweep.step(step, first=32 * step, count=32, learning_rates=1e-3)
     evaluations = sweep.evaluate("test", 256)
@@ -36,7 +36,6 @@ from marl_llm.sampling import SamplingParams
 from marl_llm.training.batch import Pool, by_identity, columns_of, from_pool
 from marl_llm.training.compiled import CHUNK, DEMONSTRATIONS, CompiledTeam
 from marl_llm.training.distillation import Frozen
-from marl_llm.training.imitation import imitation_step
 from marl_llm.training.learner import PROGRAMS
 from marl_llm.training.mesh import TEAMS, teams_mesh
 from marl_llm.training.minibatches import minibatches_of, prompts_of
@@ -44,6 +43,7 @@ from marl_llm.training.packing import PackedRows, Tokens
 from marl_llm.training.policy import Policy
 from marl_llm.training.rollouts import TRAIN, make_team_rollouts, sampling_of
 from marl_llm.training.scoring import per_sample
+from marl_llm.training.sft import sft_program
 from marl_llm.training.steps import few_shapes, mean_metrics
 from marl_llm.training.team import EVALUATION
 from marl_llm.training.update import LearnerOptions, Trained, Update, advise
@@ -100,8 +100,8 @@ class Sweep:
                 learner.trained = Trained(learner._placed(jax.tree.map(lambda x, number=number: x[number], policy)))
 
     # ------------------------------------------------------------------------------------------------ supervised warm-up
-    def imitate(self, step: int, count: int, learning_rates: float | Sequence[float]) -> list[dict[str, float]]:
-        """`Team.imitate` of every team: mean loss and gradient norm of its models. Rates are one for all teams, or one for each."""
+    def sft_step(self, step: int, count: int, learning_rates: float | Sequence[float]) -> list[dict[str, float]]:
+        """`Team.sft_step` of every team: mean loss and gradient norm of its models. Rates are one for all teams, or one for each."""
         if (step, count) not in self._imitated:
             self._imitated[step, count] = self._demonstrations(step, count)
         rates, found = self._repeated(learning_rates, np.float32), []
@@ -125,12 +125,12 @@ class Sweep:
             out.append((tokens, [self._one.roles[agent] if there else "" for agent, there in zip(table.agent, table.where)]))
         return out
 
-    def begin(self) -> None:
-        """Ends the warm-up of every team; see `Team.begin`."""
+    def start_rl(self) -> None:
+        """Ends the warm-up of every team; see `Team.start_rl`."""
         self.unstack()
         self._imitated.clear()
         for team in self.teams:
-            team.begin()
+            team.start_rl()
         self._stack_policies()
 
     # ------------------------------------------------------------------------------------------------ reinforcement
@@ -318,7 +318,7 @@ def _scripted_rollouts(game, mesh: Mesh, count: int, script: tuple) -> Callable:
 
 @functools.lru_cache(PROGRAMS)
 def _imitation(options: LearnerOptions, config, mesh: Mesh) -> Callable:
-    return imitation_step(options, config, mesh)
+    return sft_program(options, config, mesh)
 
 
 @functools.lru_cache(PROGRAMS)

@@ -1,9 +1,9 @@
-"""A team while it trains: what can be played is imitated, played, learned from and measured through one protocol.
+"""A team while it trains: its tasks are demonstrated, played, learned from and measured through one protocol.
 
     with make_team(game, assignment, models, options, mesh) as team:
         for step in range(300):
-            team.imitate(step, 32, 2e-3)
-        team.begin()
+            team.sft_step(step, 32, 2e-3)
+        team.start_rl()
         for step in range(200):
             batch = team.play(step, first=32 * step, count=32)
             figures = team.learn(batch, 1e-3)
@@ -175,8 +175,8 @@ class Team(abc.ABC):
         """Names of the models that train at some step."""
         return self.assignment.trained
 
-    # ------------------------------------------------------------------------------------------------ warm start
-    def imitate(self, step: int, count: int, learning_rate: float | Any) -> dict[str, float]:
+    # ------------------------------------------------------------------------------------------------ supervised warm-up
+    def sft_step(self, step: int, count: int, learning_rate: float | Any) -> dict[str, float]:
         """One step of every trained model towards the scripted player, on the `count` training tasks that `step` names.
 
         What was played once is kept until `begin`: a step that comes again costs no play. Models of one shape without adapters learn as
@@ -189,7 +189,7 @@ class Team(abc.ABC):
         found = []
         for leader, members in self._families().items():
             chosen = [i for i, role in enumerate(said_by) if self.assignment.roles.get(role) in members]
-            found.append(self.learners[leader].imitate(tokens, chosen, learning_rate))
+            found.append(self.learners[leader].sft_step(tokens, chosen, learning_rate))
         found = jax.device_get(found)
         return {name: float(np.mean([figures[name] for figures in found])) for name in found[0]}
 
@@ -202,20 +202,20 @@ class Team(abc.ABC):
             found.setdefault(alike, []).append(name)
         return {members[0]: members for members in found.values()}
 
-    def begin(self) -> None:
-        """Ends the warm start; see `imitate`."""
+    def start_rl(self) -> None:
+        """Ends the supervised warm-up; see `sft_step`."""
         self._taught.clear()
         for leader, members in self._families().items():
-            self.learners[leader].begin()
+            self.learners[leader].start_rl()
             for name in members:
                 if name != leader:
-                    self.learners[name].begin(self.learners[leader].policy.params)
+                    self.learners[name].start_rl(self.learners[leader].policy.params)
         self._serve(list(self.learners))
 
     def start_from(self, params: Mapping[str, dict]) -> None:
         """Begins with the parameters (or adapters) of another team of the same models, by name."""
         for name, learner in self.learners.items():
-            learner.begin(params[name])
+            learner.start_rl(params[name])
         self._serve(list(self.learners))
 
     # ------------------------------------------------------------------------------------------------ reinforcement

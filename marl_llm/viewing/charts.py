@@ -112,7 +112,7 @@ def _evaluated(evaluated: Records) -> list[Line]:
 def learning_charts(
     train: Records, evaluated: Records, warm: Records, floor: float | None, headline: str = "success"
 ) -> list[Chart]:
-    """The headline, turns, warm start, and the rewards of each role."""
+    """The headline, turns, supervised warm-up, and the rewards of each role."""
     success = _line(train, "success", "sampled, while training", 1) + _evaluated(evaluated)
     what = "Share of episodes that reach the goal." if headline == "success" else f"Mean {title(headline)} over episodes."
     what += " Thick: training episodes, moving mean." + (" Band: 95 % interval." if any(line.band for line in success) else "")
@@ -143,8 +143,8 @@ def learning_charts(
     for i, model in enumerate(models):
         losses += _line(warm, f"model/{model}/loss", model, i)
     if warm:
-        charts.append(Chart("warm_start", "Warm start", "Imitation loss before training, per token.", tuple(losses), unit="nats",
-                            absent="metrics.jsonl holds no number under `loss` in its warm_start lines."))  # fmt: skip
+        charts.append(Chart("sft", "Supervised warm-up", "Imitation loss before training, per token.", tuple(losses), unit="nats",
+                            absent="metrics.jsonl holds no number under `loss` in its sft lines."))  # fmt: skip
     return charts
 
 

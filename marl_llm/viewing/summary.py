@@ -44,7 +44,7 @@ def summary(run: StoredRun, rows: Sequence[Record]) -> dict[str, Any]:
       rows: its plays that are at hand, as `run.rows()` gives them.
     """
     records, config, evaluation = run.records(), run.read("config.json"), run.evaluation()
-    warm, train, evaluated = ([r for r in records if r.get("phase") == phase] for phase in ("warm_start", "train", "eval"))
+    warm, train, evaluated = ([r for r in records if r.get("phase") == phase] for phase in ("sft", "train", "eval"))
     metric = run.headline()
     parts = {name: part for name, part in evaluation.items() if isinstance(part, Mapping)}
     before, after = (_part(parts, evaluated, name) for name in ("before", "after"))

@@ -85,8 +85,8 @@ class SampleTable:
         """Rows that an update trains on; of one model, or of all."""
         return tuple(s for s in self.samples if s.where and model in (None, s.call.model))
 
-    def imitation(self, roles: Iterable[str] | None = None, legal: bool = True) -> list[tuple[tuple[int, ...], Int[np.ndarray, "R"]]]:
-        """(prompt ids, response ids) of scripted players' calls, for a warm start; only those that kept the format if `legal`."""
+    def demonstrations(self, roles: Iterable[str] | None = None, legal: bool = True) -> list[tuple[tuple[int, ...], Int[np.ndarray, "R"]]]:
+        """(prompt ids, response ids) of scripted players' calls, for a supervised warm-up; only those that kept the format if `legal`."""
         keep = None if roles is None else set(roles)
         scripted = [s for s in self.samples if s.call.log_probs is None and s.call.tokens.size and s.excluded != "aborted"]
         scripted = [s for s in scripted if (keep is None or s.call.role in keep) and (s.call.legal or not legal)]

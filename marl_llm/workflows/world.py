@@ -28,7 +28,7 @@ class World:
         no content (law 12).
       headline: the metric of the workflow that says how well the team did, in [0, 1].
       speech: how models that are made for this world read and write; None where models bring their own (a checkpoint's chat format).
-      script: who plays every role in the warm start; None where there is no teacher.
+      script: who plays every role in the supervised warm-up; None where there is no teacher.
       floor: a player without skill that keeps the format; None where there is none.
       close: lets go of what the tools hold.
       guide: what a coach is told of the team, and its rubric; None: it cannot be coached.

@@ -12,7 +12,7 @@ FOLDER = pathlib.Path(__file__).parents[2] / "examples"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 SMALL = {
     "rollout": {"tasks": 2},
-    "warm_start": {"steps": 2, "tasks": 2},
+    "sft": {"steps": 2, "tasks": 2},
     "evaluation": {"tasks": 2, "final_tasks": 2, "every": 10, "ablate_roles": False},
     "quick_compile": True,
     "devices": 1,
@@ -78,7 +78,7 @@ def test_the_real_team_and_the_served_role_run_on_a_tiny_checkpoint(tmp_path, mo
 
     sizes = dict(width=32, layers=2, query_heads=2, key_value_heads=1, head_dim=16, feed_forward=64)
     tiny.make(tmp_path / "tiny", "qwen2", 512, **sizes)
-    small = SMALL | {"warm_start": {"steps": 0}, "optimizer": {"row_tokens": 400, "minibatch": 64}}
+    small = SMALL | {"sft": {"steps": 0}, "optimizer": {"row_tokens": 400, "minibatch": 64}}
     small["rollout"] = {"tasks": 2, "max_num_seqs": 4, "max_tokens": 4}
     example("small_real_team").main(str(tmp_path / "run"), str(tmp_path / "tiny"), 1, **small)
     assert "  after " in capsys.readouterr().out

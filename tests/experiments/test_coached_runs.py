@@ -70,7 +70,7 @@ def config(**coach):
     found.rollout.tasks, found.recipe.group_size, found.optimizer.minibatch = 4, 2, 8
     found.evaluation.update(every=1000, tasks=2, final_tasks=2, transcripts=0)
     found.checkpoint.every = 1
-    found.warm_start.steps = 0
+    found.sft.steps = 0
     found.coach.update(coach)
     return found
 

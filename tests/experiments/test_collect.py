@@ -24,7 +24,7 @@ def write_run(folder, after, sampled_tokens, untrained=0.2):
     sampled = {"before": part(0.05, 3.0), "after": part(after / 2, 2.0), "pairs": {"answer untrained": part(untrained / 2)}}
     evaluation = {"headline": "f1", "seed": 0, "steps": 2, "train_wall_s": 10.0, **kinds, "sampled": sampled}
     (folder / "evaluation.json").write_text(json.dumps(evaluation))
-    lines = [{"phase": "warm_start", "step": 1}, {"phase": "eval", "step": 0, "success": 0.1}]
+    lines = [{"phase": "sft", "step": 1}, {"phase": "eval", "step": 0, "success": 0.1}]
     lines += [{"phase": "train", "step": n, "sampled_tokens": n * sampled_tokens // 2} for n in (1, 2)]
     lines += [{"phase": "eval", "step": 2, "success": after}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -119,7 +119,7 @@ def test_flags_before_the_config_are_refused(capsys):
 def test_what_is_right_is_read():
     config = read_flags(f"--config={QUICKSTART}:smoke", "--config.recipe.alpha=0.5", "--config.game.max_moves=3", "--config.steps=3")
     assert (config.recipe.alpha, config.game.max_moves, config.steps) == (0.5, 3, 3)
-    assert (config.evaluation.tasks, config.warm_start.steps) == (16, 10)
+    assert (config.evaluation.tasks, config.sft.steps) == (16, 10)
     assert resolve(config).recipe.alpha == 0.5
     with pytest.raises(AttributeError, match="alhpa"):
         config.recipe.alhpa = 1
@@ -225,9 +225,9 @@ def test_a_config_of_other_keys_is_refused():
         ("optimizer.max_grad_norm", 0.0, r"config\.optimizer\.max_grad_norm=0\.0 must be positive"),
         ("optimizer.weight_decay", -0.1, r"config\.optimizer\.weight_decay=-0\.1 must be 0 or more"),
         ("optimizer.b2", 1.0, r"config\.optimizer\.b2=1\.0 must lie between 0 and 1"),
-        ("warm_start.steps", -1, r"config\.warm_start\.steps=-1 must be at least 0"),
-        ("warm_start.tasks", 0, r"config\.warm_start\.tasks=0 must be at least 1"),
-        ("warm_start.learning_rate", -1.0, r"config\.warm_start\.learning_rate=-1\.0 must be positive"),
+        ("sft.steps", -1, r"config\.sft\.steps=-1 must be at least 0"),
+        ("sft.tasks", 0, r"config\.sft\.tasks=0 must be at least 1"),
+        ("sft.learning_rate", -1.0, r"config\.sft\.learning_rate=-1\.0 must be positive"),
         ("evaluation.every", 0, r"config\.evaluation\.every=0 must be at least 1"),
         ("evaluation.tasks", 0, r"config\.evaluation\.tasks=0 must be at least 1"),
         ("evaluation.final_tasks", 0, r"config\.evaluation\.final_tasks=0 must be at least 1"),
@@ -261,7 +261,7 @@ def test_a_bad_value_is_refused_with_its_name(path, value, why):
         ("plan_path", "at_grpo", {"recipe.kl_kind": "k1"}, "kl_kind='k1' would have no effect: kl_coef=0"),
         ("plan_path", "at_grpo", {"recipe.zero_variance_in_denominator": False}, "zero_variance_in_denominator=False would have no effect"),
         ("plan_path", "grpo", {"recipe.pick": "first"}, "pick='first' would have no effect"),
-        ("plan_path", "at_grpo", {"script.noise": 0.2}, r"script\.noise would have no effect: warm_start\.steps is 0"),
+        ("plan_path", "at_grpo", {"script.noise": 0.2}, r"script\.noise would have no effect: sft\.steps is 0"),
         ("plan_path", "at_grpo", {"game.name": "joint_letter", "game.height": 3}, "joint_letter has no option 'height'"),
         ("joint_letter", "at_grpo", {}, "use a recipe with sampling='parallel', e.g. magrpo"),
         ("plan_path", "at_grpo", {"rollout.max_num_seqs": 5},
@@ -292,7 +292,7 @@ def test_a_bad_value_is_refused_with_its_name(path, value, why):
          r"config\.rollout\.weight_update=in_flight would have no effect: the game is played compiled"),
         ("plan_path", "at_grpo", {"rollout.max_tokens": 5}, r"config\.rollout\.max_tokens=5 would have no effect"),
         ("plan_path", "at_grpo", {"model.kind": "scripted"}, r"tool is scripted, and compiled play knows models"),
-        ("plan_path", "at_grpo", {"warm_start.step": 3}, "warm_start.step=3 would have no effect: warm_start.run names no run"),
+        ("plan_path", "at_grpo", {"sft.step": 3}, "sft.step=3 would have no effect: sft.run names no run"),
     ],
 )
 def test_contradictions_and_options_without_effect_are_refused(game, recipe, settings, why):
@@ -327,14 +327,14 @@ def test_assignments():
 def test_devices_divide_what_is_shared_out():
     config = base_config("x", "plan_path", "at_grpo")
     config.rollout.tasks = 12
-    config.warm_start.tasks = 7  # not shared out without a warm start
+    config.sft.tasks = 7  # not shared out without a supervised warm-up
     assert [checks.most_devices(config, n) for n in (1, 2, 3, 5, 8, 12)] == [1, 2, 3, 4, 6, 12]
-    config.warm_start.steps = 1
+    config.sft.steps = 1
     assert checks.most_devices(config, 8) == 1
     checks.devices(config, 1)
-    with pytest.raises(ConfigError, match=r"config\.warm_start\.tasks=7 does not divide over 2 devices"):
+    with pytest.raises(ConfigError, match=r"config\.sft\.tasks=7 does not divide over 2 devices"):
         checks.devices(config, 2)
-    config.warm_start.tasks = 4
+    config.sft.tasks = 4
     with pytest.raises(ConfigError, match=r"config\.rollout\.tasks=12 does not divide over 8 devices"):
         checks.devices(config, 8)
 
@@ -425,7 +425,7 @@ def test_a_run_that_never_took_a_step_makes_room_for_another_and_nothing_of_it_i
     run = tmp_path / "run"
     opened(run, config)
     (run / "checkpoints" / "0").mkdir(parents=True)
-    (run / "metrics.jsonl").write_text('{"phase": "warm_start", "step": 1}\n')
+    (run / "metrics.jsonl").write_text('{"phase": "sft", "step": 1}\n')
     text = (run / "config.json").read_text()
     config.recipe.alpha = 0.5
     assert opened(run, config) is False
@@ -514,7 +514,7 @@ def run(*argv, cwd=ROOT):
     return subprocess.run([sys.executable, "-m", "experiments.train", *argv], cwd=cwd, env=env, capture_output=True, text=True)
 
 
-OPEN = ("optimizer.learning_rate", "warm_start.learning_rate", "evaluation.tasks", "evaluation.final_tasks")
+OPEN = ("optimizer.learning_rate", "sft.learning_rate", "evaluation.tasks", "evaluation.final_tasks")
 
 
 @pytest.mark.parametrize(
@@ -542,7 +542,7 @@ def test_what_was_open_is_set_in_the_config_that_a_run_keeps_and_in_the_dry_run(
     with resolve(config) as plan:
         table = plan.table(config)
     assert config.optimizer.learning_rate == 1.5e-3
-    for section in ("rollout", "optimizer", "warm_start", "evaluation", "checkpoint"):
+    for section in ("rollout", "optimizer", "sft", "evaluation", "checkpoint"):
         assert f"\n{section}\n" in table
     for key, value in (("learning_rate", 0.0015), ("learning_rate", 0.002), ("final_tasks", 500), ("max_num_seqs", 64), ("fresh", "never")):
         assert f"  {key:<20} {value}\n" in table
@@ -695,7 +695,7 @@ def test_a_roles_own_pay_in_an_early_turn_reaches_its_advantage_in_a_game_of_one
     assert "a role's own (local) pay reaches the response that it is paid to" in plan.table(config)
 
 
-@pytest.mark.parametrize(("flags", "noted"), [((), True), (("--config.warm_start.steps=5",), False)])
+@pytest.mark.parametrize(("flags", "noted"), [((), True), (("--config.sft.steps=5",), False)])
 def test_a_run_without_the_warm_up_that_its_game_could_have_says_so(flags, noted, monkeypatch):
     config = read_flags(f"--config={ROOT}/experiments/configs/game.py:{OWN}/lock.py:Lock", *flags)
     plan = resolve(config)
@@ -718,7 +718,7 @@ def test_c1_a_config_names_a_users_file_and_the_run_directory_keeps_it(tmp_path)
     source = tmp_path / "source"
     shutil.copytree(OWN, source)
     config = read_flags(f"--config={ROOT}/experiments/configs/game.py:{source}/lock.py:Lock", "--config.game.step=3")
-    config.warm_start.steps = 1
+    config.sft.steps = 1
     config.script.slip = 0.1  # c2: options of the game's own scripted player
     plan = resolve(config)
     assert (plan.game.step, plan.script) == (3, {"slip": 0.1})

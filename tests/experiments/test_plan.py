@@ -166,9 +166,9 @@ def test_two_policies_on_gpus_by_arithmetic():
 
 def test_each_phase_of_a_run_says_what_is_alive():
     out = plan(config_of("qwen3-1.7b"), "h100:1", "", 1024, 512, 0, False)
-    assert out["phases"].keys() == {"start", "warm-up", "training", "resume", "export"}
+    assert out["phases"].keys() == {"start", "sft", "training", "resume", "export"}
     each = {name: size / (2 * out["parameters"]) for name, size in out["phases"].items()}
-    assert each == pytest.approx({"start": 14, "warm-up": 14, "training": 14, "resume": 12, "export": 12})  # two models begin from one
+    assert each == pytest.approx({"start": 14, "sft": 14, "training": 14, "resume": 12, "export": 12})  # two models begin from one
     assert re.search(r"in training +44\.87 GiB, 14\.0 bytes per trained parameter", table(out))
     kept = config_of("qwen3-1.7b")
     kept.recipe.kl_coef = 0.1
@@ -183,7 +183,7 @@ def test_the_phases_of_adapters_are_those_of_their_base():
     out = plan(config, "h100:1", "", 1024, 512, 0, False)
     whole, stay = 4 * out["parameters"], out["parameters_bytes"] + out["optimizer_bytes"] + sum(out["beside"].values())
     gradient = out["parameters_bytes"] / 2
-    want = {"start": stay + whole, "warm-up": stay + gradient, "training": stay + gradient, "resume": stay, "export": stay + whole}
+    want = {"start": stay + whole, "sft": stay + gradient, "training": stay + gradient, "resume": stay, "export": stay + whole}
     assert out["phases"] == pytest.approx(want)
     assert "bytes per trained parameter" not in table(out)
 
@@ -275,10 +275,10 @@ def test_every_chip_that_is_no_tpu_can_be_compiled_for():
 
 def test_imitation_is_planned_where_a_run_begins_with_it():
     config = config_of()
-    assert command.sizes_of(config).imitates
-    config.warm_start.run = "runs/other"
-    assert not command.sizes_of(config).imitates
-    assert not command.sizes_of(of_text("qwen3-1.7b")).imitates
+    assert command.sizes_of(config).sft
+    config.sft.run = "runs/other"
+    assert not command.sizes_of(config).sft
+    assert not command.sizes_of(of_text("qwen3-1.7b")).sft
 
 
 def test_without_a_word_large_meshes_get_tensor_four():
@@ -312,8 +312,8 @@ def test_the_planned_programs_compile_on_a_mesh_of_this_machine():
     config = ModelConfig(vocab_size=64, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=8, feed_forward=16, remat="full")
     mesh = make_mesh(1, 4, 2)
     recipe = make_recipe("at_grpo", group_size=2)
-    lowered, params, state, copy = command.programs(config, recipe, mesh, 4, 4, 6, 3, imitates=True)
-    assert set(lowered) == {"update", "sampler", "imitation"}
+    lowered, params, state, copy = command.programs(config, recipe, mesh, 4, 4, 6, 3, sft=True)
+    assert set(lowered) == {"update", "sampler", "sft"}
     whole = config.parameters * 4
     assert whole / 8 <= params <= whole / 4  # norms are not split
     assert state == pytest.approx(2 * params, rel=0.01)

@@ -303,13 +303,13 @@ def test_a_tree_where_roles_speak_beside_each_other_is_refused():
 
 
 def test_what_a_team_starts_from_is_checked():
-    refused(changed(warm_start__step=3), r"config\.warm_start\.step=3 would have no effect: warm_start\.run names no run")
-    refused(changed(warm_start__models="answer=a"), r"config\.warm_start\.models='answer=a' would have no effect: warm_start\.run")
-    start = dict(warm_start__run="runs/x")
-    resolve(changed(**start, warm_start__models="answer=a, decompose=a"))
-    refused(changed(**start, warm_start__models="anwser=a"), "no model 'anwser' trains; did you mean 'answer'")
+    refused(changed(sft__step=3), r"config\.sft\.step=3 would have no effect: sft\.run names no run")
+    refused(changed(sft__models="answer=a"), r"config\.sft\.models='answer=a' would have no effect: sft\.run")
+    start = dict(sft__run="runs/x")
+    resolve(changed(**start, sft__models="answer=a, decompose=a"))
+    refused(changed(**start, sft__models="anwser=a"), "no model 'anwser' trains; did you mean 'answer'")
     for text in ("answer", "answer=", "=a", "answer=a=b", "answer=a,answer=b"):
-        refused(changed(**start, warm_start__models=text), rf"config\.warm_start\.models='{text}' is not like 'shared=reason'")
+        refused(changed(**start, sft__models=text), rf"config\.sft\.models='{text}' is not like 'shared=reason'")
 
 
 def test_unknown_and_missing_keys_and_sections_are_refused():
@@ -460,7 +460,7 @@ def test_a_world_without_a_script_has_nobody_to_imitate(files):
     def full(*flags):
         return read_flags(f"--config={ROOT}/experiments/configs/search_extract.py:full", *given, *flags)
 
-    refused(full("--config.warm_start.steps=3"), r"warm_start\.steps=3: question_extract has no scripted player to imitate")
+    refused(full("--config.sft.steps=3"), r"sft\.steps=3: question_extract has no scripted player to imitate")
     config = full()
     config.models.evidence = model_section(kind="scripted")
     refused(config, r"config\.models\.evidence: the world has no scripted player")

@@ -27,10 +27,10 @@ from benchmarks import resume  # noqa: E402
 
 # a cache of its own: programs compiled for this suite's eight devices are others
 CACHE = pathlib.Path(os.environ.get("MARL_LLM_TEST_CACHE", pathlib.Path(tempfile.gettempdir()) / "marl_llm_test_cache")) / "runs"
-# enough of a warm start that there is something to learn from, and one step more than the checkpoints need
+# enough of a supervised warm-up that there is something to learn from, and one step more than the checkpoints need
 SMALL = {"height": 3, "width": 3, "min_distance": 2, "max_distance": 4}
 SETTINGS = ("model.preset=nano", *(f"game.{name}={value}" for name, value in SMALL.items()))
-SETTINGS += ("devices=2", "steps=6", "warm_start.steps=60", "recipe.alpha=0.5")
+SETTINGS += ("devices=2", "steps=6", "sft.steps=60", "recipe.alpha=0.5")
 FLAGS = ["--config=experiments/configs/quickstart.py:smoke", *(f"--config.{s}" for s in SETTINGS), f"--compilation_cache={CACHE}"]
 MOMENTS = ["warm", "write", "saved"]
 
@@ -126,7 +126,7 @@ def test_the_lines_of_a_run(runs):
     metrics = read_metrics(path)
     assert [r["step"] for r in metrics if r["phase"] == "train"] == [1, 2, 3, 4, 5, 6]
     assert [r["step"] for r in metrics if r["phase"] == "eval"] == [0, 2, 4, 6]
-    assert max(r["step"] for r in metrics if r["phase"] == "warm_start") == 60
+    assert max(r["step"] for r in metrics if r["phase"] == "sft") == 60
     train = [r for r in metrics if r["phase"] == "train"]
     assert all(r[f"model/{m}/log_prob_gap"] <= 1e-4 for r in train for m in ("tool", "planner"))  # law 2
     plays, tokens = read_episodes(path), read_tokens(path)

@@ -43,9 +43,9 @@ OWN = ROOT / "tests" / "games" / "own"
 SMALL = ("model.preset=nano", "model.layers=1", "evaluation.final_tasks=4", "evaluation.transcripts=2", "evaluation.every=1")
 SMALL += ("checkpoint.every=1", "checkpoint.keep=3", "devices=1")
 TINY = (*SMALL, "game.worlds=1", "rollout.tasks=2", "recipe.group_size=4", "evaluation.tasks=2", "rollout.batch_invariant=True")
-TINY += ("warm_start.steps=12", "warm_start.fresh=1", "warm_start.learning_rate=0.02")
+TINY += ("sft.steps=12", "sft.fresh=1", "sft.learning_rate=0.02")
 LETTERS = (*SMALL, "steps=2", "rollout.tasks=4", "optimizer.minibatch=16", "recipe.group_size=4", "evaluation.tasks=4")
-LOCK = (*LETTERS, "game.step=3", "warm_start.steps=3", "script.slip=0.1")
+LOCK = (*LETTERS, "game.step=3", "sft.steps=3", "script.slip=0.1")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -288,7 +288,7 @@ def test_the_other_tables_of_the_paper_are_changes_of_one_config(table, file, na
                 assert config_of(file, *(f"{key}={value}" for key, value in changed.items())).game.turns == (1 if "once" in name else None)
     if table == "4":
         assert variants["tool_alone"]["schedule"] == f"tool:{config.steps},planner:1"
-        models = placed(variants["alone_then_team"], "runs", 3)["warm_start.models"]
+        models = placed(variants["alone_then_team"], "runs", 3)["sft.models"]
         assert models == "tool=run:runs/tool_alone-3,planner=run:runs/planner_alone-3"
 
 
@@ -389,7 +389,7 @@ def test_every_promised_file_is_there(whole):
 def test_the_lines_of_a_run(whole):
     path, _ = whole
     assert lines(path) == [
-        ("warm_start", 1), ("warm_start", 10), ("warm_start", 12), ("eval", 0), ("train", 1), ("eval", 1), ("train", 2), ("eval", 2),
+        ("sft", 1), ("sft", 10), ("sft", 12), ("eval", 0), ("train", 1), ("eval", 1), ("train", 2), ("eval", 2),
     ]  # fmt: skip
     steps = [record for record in read_metrics(path) if record["phase"] == "train"]
     for record in steps:
@@ -472,18 +472,18 @@ MEASURE = ("evaluation.ablate_roles=False", "evaluation.transcripts=0", "steps=0
 
 
 def begun(source, *values):
-    return config_of("search_parallel.py:smoke", *TINY[:-3], *MEASURE, f"warm_start.run={source}", *values)
+    return config_of("search_parallel.py:smoke", *TINY[:-3], *MEASURE, f"sft.run={source}", *values)
 
 
 def test_a_trained_team_is_measured_again_by_another_run(whole, tmp_path):
-    found = run(begun(whole[0], "warm_start.step=2"), tmp_path / "run")
+    found = run(begun(whole[0], "sft.step=2"), tmp_path / "run")
     assert found["after"] == json.loads((whole[0] / "evaluation.json").read_text())["after"]
     assert lines(tmp_path / "run") == [("eval", 0)]
 
 
 def test_one_model_begins_where_several_did(whole, tmp_path):
     """They began as copies of one; so that shared and separate models are compared from the same start."""
-    found = run(begun(whole[0], "assignment=shared", "warm_start.models=shared=answer"), tmp_path / "run")
+    found = run(begun(whole[0], "assignment=shared", "sft.models=shared=answer"), tmp_path / "run")
     assert found["before"] == json.loads((whole[0] / "evaluation.json").read_text())["before"]
 
 
@@ -492,7 +492,7 @@ def test_each_model_of_a_team_begins_where_another_run_left_one(whole, tmp_path)
     last, first = f"run:{whole[0]}", f"run:{whole[0]}@0"
 
     def begun_at(models):
-        return config_of("search_parallel.py:smoke", *TINY[:-3], *MEASURE, f"warm_start.models={models}")
+        return config_of("search_parallel.py:smoke", *TINY[:-3], *MEASURE, f"sft.models={models}")
 
     found = run(begun_at(f"decompose={last},answer={last}"), tmp_path / "a")
     assert found["after"] == json.loads((whole[0] / "evaluation.json").read_text())["after"]
@@ -508,11 +508,11 @@ def test_each_model_of_a_team_begins_where_another_run_left_one(whole, tmp_path)
 
 def test_a_start_that_is_not_there_is_refused_before_anything_is_written(whole, tmp_path):
     for values, message in (
-        ((tmp_path / "nowhere",), r"config\.warm_start\.run='.*nowhere' has no checkpoint 0; it has none"),
-        ((whole[0], "warm_start.step=7"), r"has no checkpoint 7; it has 0, 1, 2$"),
-        ((whole[0], f"warm_start.models=answer=run:{whole[0]}@9"), r"models='answer=run:.*has no checkpoint 9; it has 0, 1, 2$"),
-        (("", "warm_start.models=answer=run:x"), "names no run for model 'decompose', nor does warm_start.run"),
-        (("", "warm_start.models=decompose=run:,answer=run:x"), "warm_start.models=.*: seat 'run:' is unknown"),
+        ((tmp_path / "nowhere",), r"config\.sft\.run='.*nowhere' has no checkpoint 0; it has none"),
+        ((whole[0], "sft.step=7"), r"has no checkpoint 7; it has 0, 1, 2$"),
+        ((whole[0], f"sft.models=answer=run:{whole[0]}@9"), r"models='answer=run:.*has no checkpoint 9; it has 0, 1, 2$"),
+        (("", "sft.models=answer=run:x"), "names no run for model 'decompose', nor does sft.run"),
+        (("", "sft.models=decompose=run:,answer=run:x"), "sft.models=.*: seat 'run:' is unknown"),
     ):
         with pytest.raises(ConfigError, match=message):
             run(begun(*values), tmp_path / "run")
@@ -522,7 +522,7 @@ def test_a_start_that_is_not_there_is_refused_before_anything_is_written(whole, 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (("assignment=shared",), "cannot begin this team: .*It has answer, decompose; config.warm_start.models can name"),
+        (("assignment=shared",), "cannot begin this team: .*It has answer, decompose; config.sft.models can name"),
         (("model.feed_forward=40",), r"cannot begin this team: .* there, the config makes .*"),
     ],
 )
@@ -578,7 +578,7 @@ def test_a_run_whose_plays_all_fail_ends_with_one_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr(HostedTeam, "evaluate", fails)
     with pytest.raises(TrainingError, match="all 2 plays of workflow 'x' failed"):
-        run(config_of("search_parallel.py:smoke", *TINY, "warm_start.steps=0"), tmp_path / "run")
+        run(config_of("search_parallel.py:smoke", *TINY, "sft.steps=0"), tmp_path / "run")
 
 
 def test_permuted_rewards_train_too_and_otherwise(whole, tmp_path):
@@ -590,7 +590,7 @@ def test_permuted_rewards_train_too_and_otherwise(whole, tmp_path):
 
 
 def test_a_team_of_a_frozen_an_adapted_and_a_scripted_role_takes_a_step(tmp_path):
-    config = config_of("search_extract.py:smoke", *TINY, "steps=1", "warm_start.steps=2")
+    config = config_of("search_extract.py:smoke", *TINY, "steps=1", "sft.steps=2")
     config.models.decompose = model_section(kind="scripted")
     config.models.evidence = model_section(lora_rank=2, lora_alpha=4.0)
     config.models.answer = model_section(kind="frozen")

@@ -229,7 +229,7 @@ def test_a_stopped_run_that_goes_on_leaves_the_lines_of_one_that_was_not_stopped
 
 def test_a_real_run_stops_on_a_real_sigterm(tmp_path):
     """As a scheduler does it. No checkpoint was due: the one that is there is that of the step in which the signal came."""
-    settings = ("warm_start.steps=2", "steps=1000", "checkpoint.every=1000", "evaluation.every=1000")
+    settings = ("sft.steps=2", "steps=1000", "checkpoint.every=1000", "evaluation.every=1000")
     path = tmp_path / "run"
     (process,) = resume.launch(1, *FLAGS, *(f"--config.{one}" for one in settings), f"--workdir={path}")
     metrics = path / "metrics.jsonl"

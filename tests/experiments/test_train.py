@@ -33,7 +33,7 @@ FIGURES |= {"seconds": 0.5}
 
 
 def letters():
-    """Two models, no warm start."""
+    """Two models, no supervised warm-up."""
     c = base_config("letters", game="joint_letter", recipe="magrpo")
     c.steps, c.devices = 6, 2
     c.recipe.group_size = 4
@@ -64,12 +64,12 @@ class FakeTeam:
     def __exit__(self, *_):
         self.log.append("closed")
 
-    def imitate(self, step, count, rate):
-        self.log.append(("imitate", step, count))
+    def sft_step(self, step, count, rate):
+        self.log.append(("sft", step, count))
         return {"loss": 1.0, "grad_norm": 1.0, "tokens": 4.0}
 
-    def begin(self):
-        self.log.append("begin")
+    def start_rl(self):
+        self.log.append("start_rl")
 
     def start_from(self, policies):
         self.now = {name: policies[name] for name in self.trained}
@@ -290,12 +290,12 @@ def test_c15_a_finished_run_goes_on_with_more_steps(tmp_path, capsys, run):
         run(letters(), path)
 
 
-def test_the_warm_start_is_taken_once_and_its_plays_come_again(tmp_path, run):
+def test_the_warm_up_is_taken_once_and_its_plays_come_again(tmp_path, run):
     config = letters()
-    config.steps, config.warm_start.steps, config.warm_start.fresh = 0, 3, 2
+    config.steps, config.sft.steps, config.sft.fresh = 0, 3, 2
     _, team = run(config, tmp_path / "run")
-    assert [x for x in team.log if x == "begin" or x[0] == "imitate"] == [("imitate", n, 8) for n in (0, 1, 0)] + ["begin"]
-    assert lines(tmp_path / "run") == [("warm_start", 1), ("warm_start", 3), ("eval", 0)]
+    assert [x for x in team.log if x == "start_rl" or x[0] == "sft"] == [("sft", n, 8) for n in (0, 1, 0)] + ["start_rl"]
+    assert lines(tmp_path / "run") == [("sft", 1), ("sft", 3), ("eval", 0)]
 
 
 def test_the_page_measures_before_after_the_floor_a_swap_and_each_role_put_back(tmp_path, run):

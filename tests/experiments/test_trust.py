@@ -186,7 +186,7 @@ OUTSIDE = {
     "tools.address": "198.51.100.1:6379",
     "tools.backend": "ray",
     "logger": "wandb",
-    "warm_start.run": "gs://bucket/run",
+    "sft.run": "gs://bucket/run",
 }
 
 

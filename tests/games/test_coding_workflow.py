@@ -69,7 +69,7 @@ def test_the_teacher_without_noise_solves_everything_and_speaks_the_vocabulary()
         rows = [s for s in table.samples if s.call.role == role.name]
         assert all(s.call.legal for s in rows)
         assert max(s.response_ids.size for s in rows) <= role.max_tokens
-    for prompt, response in table.imitation():
+    for prompt, response in table.demonstrations():
         assert 1 not in prompt  # <unk>
         assert 1 not in response
     assert function_tokenizer().vocab_size < 160

@@ -83,10 +83,10 @@ def test_the_teacher_without_noise_is_perfect_and_speaks_the_vocabulary(build, w
         assert max(call.tokens.size for call in calls) <= role.max_tokens
         assert not any(call.trimmed for call in calls)
     unknown = 1
-    for prompt, response in table.imitation():
+    for prompt, response in table.demonstrations():
         assert unknown not in prompt
         assert unknown not in response
-    assert len(table.imitation()) == len(table)
+    assert len(table.demonstrations()) == len(table)
 
 
 def test_every_kind_of_question_is_asked_and_its_gold_queries_find_it(world):

@@ -79,7 +79,7 @@ def test_the_script_without_mistakes_scores_one_on_every_split(name):
 
 
 @pytest.mark.parametrize("name", GENERATED)
-def test_the_script_of_the_warm_start_leaves_something_to_learn(name):
+def test_the_script_of_the_warm_up_leaves_something_to_learn(name):
     with make_game(name, **({"worlds": 1} if name in FACTS else {})) as world:
         rollout = play(world, world.tasks("train", 0, 48))
         scores = team_metrics(rollout)[world.headline]

@@ -44,7 +44,7 @@ def test_the_commands_of_the_page_resolve_to_the_files(name):
     assert f"experiments/configs/game.py:{name} --dry_run" in PAGE
     config = any_game.get_config(name)
     config.game.tries = 3
-    config.warm_start.steps = 4
+    config.sft.steps = 4
     config.script.update({"slip": 0.2} if "slip" in config.script else {})
     with resolve(config) as plan:
         assert isinstance(plan.game, World if name.startswith("my_team") else Game)

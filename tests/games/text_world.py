@@ -55,7 +55,7 @@ def whole_path(folder, name, game, variant="smoke"):
                 team.restore_start(checkpoints.restore_params(0, like))
                 team.restore(checkpoints.restore(1, like), checkpoints.state(1)["team"])
             else:
-                team.begin()
+                team.start_rl()
                 checkpoints.save(0, team.policies(), {"team": team.state()})
             for step in range(start, 2):
                 batch = team.play(step, first=2 * step, count=2)

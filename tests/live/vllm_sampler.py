@@ -131,8 +131,8 @@ def success(one):
 def learned(one, steps):
     """(success before and after, and as the mean of the last ten steps; largest gap of a step; the parameters then)."""
     for step in range(30):
-        one.imitate(step % 10, 12, 1e-2)
-    one.begin()
+        one.sft_step(step % 10, 12, 1e-2)
+    one.start_rl()
     before, gaps, curve = success(one), [], []
     for step in range(steps):
         batch = one.play(step, 6 * step, 6)
@@ -230,8 +230,8 @@ def test_draws_of_a_whole_run_are_uniform_in_the_scorers_distribution_and_indepe
     found, dice = [], np.random.default_rng(0)
     with team(VllmServer(server.url, str(tmp_path))) as one:
         for step in range(30):
-            one.imitate(step % 10, 12, 1e-2)
-        one.begin()
+            one.sft_step(step % 10, 12, 1e-2)
+        one.start_rl()
         for step in range(STEPS):
             batch = one.play(step, 6 * step, 6)
             rows = places_in_distribution(jax.device_get(one.learners["policy"].params), batch, dice)

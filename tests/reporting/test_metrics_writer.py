@@ -70,7 +70,7 @@ def test_non_finite_values_become_null_and_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("record", "error", "words"),
     [
-        ({"step": 1}, ValueError, "phase.*warm_start, train, eval"),
+        ({"step": 1}, ValueError, "phase.*sft, train, eval"),
         ({"phase": "training", "step": 1}, ValueError, "phase"),
         ({"phase": "train"}, ValueError, "step"),
         ({"phase": "train", "step": -1}, ValueError, "step"),
@@ -94,7 +94,7 @@ def test_resumed_file_equals_the_uninterrupted_one(tmp_path):
         with MetricsWriter(workdir, **options) as writer:
             if first == 1:
                 for step in range(1, 9):
-                    writer.write({"phase": "warm_start", "step": step, "loss": 1 / step})
+                    writer.write({"phase": "sft", "step": step, "loss": 1 / step})
             for step in range(first, last + 1):
                 writer.write(train(step, success=step / 10))
                 if step % 2 == 0:
@@ -112,21 +112,21 @@ def test_resumed_file_equals_the_uninterrupted_one(tmp_path):
 
 def test_resume_from_nothing_starts_over(tmp_path):
     with MetricsWriter(tmp_path) as writer:
-        writer.write({"phase": "warm_start", "step": 1, "loss": 2.0})
+        writer.write({"phase": "sft", "step": 1, "loss": 2.0})
     with MetricsWriter(tmp_path, resume_step=-1) as writer:
         writer.write(train(1))
     assert [r["phase"] for r in read_metrics(tmp_path)] == ["train"]
-    assert all(not tag.startswith("warm_start") for tag, _ in tensorboard_scalars(tmp_path))
+    assert all(not tag.startswith("sft") for tag, _ in tensorboard_scalars(tmp_path))
 
 
-def test_a_run_that_goes_on_from_step_0_keeps_its_warm_start_and_its_first_evaluation(tmp_path):
+def test_a_run_that_goes_on_from_step_0_keeps_its_warm_up_and_its_first_evaluation(tmp_path):
     with MetricsWriter(tmp_path) as writer:
-        writer.write({"phase": "warm_start", "step": 5, "loss": 2.0})
+        writer.write({"phase": "sft", "step": 5, "loss": 2.0})
         writer.write({"phase": "eval", "step": 0, "success": 0.5})
         writer.write(train(1))
     with MetricsWriter(tmp_path, resume_step=0):
         pass
-    assert [(r["phase"], r["step"]) for r in read_metrics(tmp_path)] == [("warm_start", 5), ("eval", 0)]
+    assert [(r["phase"], r["step"]) for r in read_metrics(tmp_path)] == [("sft", 5), ("eval", 0)]
 
 
 def test_a_second_writer_appends(tmp_path):

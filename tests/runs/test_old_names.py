@@ -25,6 +25,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 SMALL = {
     "rollout": {"tasks": 2},
     "evaluation": {"tasks": 4, "final_tasks": 4, "every": 10, "ablate_roles": False},
+    "sft": {"steps": 1, "tasks": 2},
     "quick_compile": True,
     "devices": 1,
 }
@@ -43,11 +44,13 @@ def make_old(run):
     config = record["config"]
     config["recipe"] = with_old(config["recipe"], old_names.RECIPE_FIELDS)
     config["rollout"] = with_old(config["rollout"], old_names.ROLLOUT_OPTIONS) | {"swap": "drain", "adapters": "auto"}
+    config["warm_start"] = config.pop("sft")
     for section in config["models"].values():
         section["recipe"] = with_old(section["recipe"], old_names.RECIPE_FIELDS)
     (run / "config.json").write_text(json.dumps(record | {"layout": 2}))
     parts = {new: old for old, new in old_names.METRICS.items()}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [line | {"phase": "warm_start"} if line["phase"] == "sft" else line for line in lines]
     old = [{"/".join(parts.get(part, part) for part in key.split("/")): value for key, value in line.items()} for line in lines]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
     outcomes = (run / "outcomes.jsonl").read_text()
@@ -98,6 +101,7 @@ def test_an_old_run_is_evaluated_viewed_and_continued_with_equal_figures(runs):
     assert ml.evaluate(old, trust=True, step=2, tasks=4)["after"] == ml.evaluate(new, step=2, tasks=4)["after"]
     assert ml.resume(old, trust=True, steps=3)["after"] == ml.resume(new, steps=3)["after"]
     assert [line["step"] for line in figures(old)] == [1, 2, 3]
+    assert [line["phase"] for line in read_metrics(old)] == ["sft", "eval", "train", "train", "eval", "train", "eval"]
     assert figures(old) == figures(new)
     assert workdir.differences(*(workdir.read_record(run)["config"] for run in (old, new))) == []
 

@@ -40,7 +40,7 @@ def test_each_model_has_its_learning_rate_and_schedule():
 def test_a_rate_reaches_its_model_alone():
     recipe = {"name": "at_grpo", "entropy_coef": 0.1}  # so that groups of equal rewards have a gradient too
     with ml.open_team("plan_path", {"tool": "nano", "planner": "nano"}, recipe, **SMALL) as team:
-        team.begin()
+        team.start_rl()
         before = jax.device_get(team.learners["tool"].policy.params), jax.device_get(team.learners["planner"].policy.params)
         team.learn(team.play(0, 0, 2), {"tool": 0.0, "planner": 1e-2})
         for name, old in zip(("tool", "planner"), before, strict=True):

@@ -41,7 +41,7 @@ def test_copies_of_the_parameters_on_the_devices(recipe, masters, halves):
         del specs
         for moment in ("made", "begun", "measured"):
             if moment == "begun":
-                team.begin()
+                team.start_rl()
             elif moment == "measured":
                 team.evaluate({"first": "start"}, "test", 1)
                 team._own()

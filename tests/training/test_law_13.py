@@ -130,8 +130,8 @@ def teams():
     """A compiled and a hosted team of Plan-Path that have seen some of it, so that their plays differ in their pay."""
     with team(GAMES["plan_path"], False, optimizer=make_optimizer()) as one:
         for step in range(25):
-            one.imitate(step % 5, 8, 0.03)
-        one.begin()
+            one.sft_step(step % 5, 8, 0.03)
+        one.start_rl()
         params = one.learners["odd"].params
     with team(GAMES["plan_path"], False, params) as compiled, team(GAMES["plan_path"], True, params) as on_host:
         yield compiled, on_host

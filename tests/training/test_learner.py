@@ -60,7 +60,7 @@ def test_imitation_with_an_ordinary_optax_optimizer_descends(optimizer):
     options = LearnerOptions(make_recipe("grpo"), optimizer, row_tokens=8, minibatch=1)
     learner = Learner(ModelSpec(SHAPE, init_params(SHAPE, jax.random.key(0))), options, make_mesh(1), jax.random.key(1))
     sample = Tokens.of([TokenSample([1, 2], [3, 4, 5], [0.0] * 3)])
-    losses = [float(learner.imitate(sample, [0], 1.0)["loss"]) for _ in range(5)]
+    losses = [float(learner.sft_step(sample, [0], 1.0)["loss"]) for _ in range(5)]
     assert losses[-1] < losses[0]
 
 
@@ -77,12 +77,12 @@ def learners():
     return [Learner(ModelSpec(SHAPE, init_params(SHAPE, jax.random.key(n))), options, mesh, jax.random.key(9)) for n in range(2)]
 
 
-def test_d5_the_memory_of_the_warm_start_ends_with_it(learners):
+def test_d5_the_memory_of_the_warm_up_ends_with_it(learners):
     learner = learners[0]
     fresh = learner.policy.optimizer
     warm = shifted(learner.policy.params, 1.0)
     learner.trained = learner.trained._replace(policy=learner.policy._replace(params=warm, optimizer=shifted(fresh, 3)))
-    learner.begin()
+    learner.start_rl()
     assert same(learner.policy.optimizer, fresh)
     assert same(learner.policy.params, warm)
     assert same(learner.start, warm)
@@ -94,7 +94,7 @@ def test_d4_the_kl_is_to_where_this_very_model_began(learners, monkeypatch):
     zero = np.zeros(0, np.int32)
     table = Samples(instance=zero, env=zero, agent=zero, turn=zero, trajectory=zero, team=zero * 1.0, local=zero * 1.0)
     for learner in learners:
-        learner.begin()
+        learner.start_rl()
         begun = jax.tree.map(np.asarray, learner.params)
         learner.trained = learner.trained._replace(policy=learner.policy._replace(params=shifted(learner.policy.params, 0.5)))
         monkeypatch.setattr(learner, "_update", lambda trained, reference, *_, **__: (trained, seen.append(reference) or {}))
@@ -111,7 +111,7 @@ def test_adapters_keep_their_own_beginning_and_no_copy_of_the_base():
     params, lora = init_params(SHAPE, jax.random.key(0)), LoraConfig(rank=2)
     learner = Learner(ModelSpec(SHAPE, params, lora=lora), options, make_mesh(1), jax.random.key(1))
     warm = shifted(learner.policy.params, 0.5)
-    learner.begin(warm)
+    learner.start_rl(warm)
     assert [x.unsafe_buffer_pointer() for x in jax.tree.leaves(learner.reference["base"])] == [
         x.unsafe_buffer_pointer() for x in jax.tree.leaves(params)
     ]

@@ -95,7 +95,7 @@ def test_a_team_starts_and_goes_on_within_16_bytes_per_parameter(monkeypatch, tm
     team = Models({name: learner(params, critic) for name in "ab"[:models]})
     assert peak.taken() / trained <= LIMIT
     del params
-    team.begin()
+    team.start_rl()
     assert peak.taken() / trained <= LIMIT
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(0, team.policies(), COUNTS | {"team": team.state()})
@@ -131,7 +131,7 @@ def test_adapters_on_one_base_hold_the_base_once(monkeypatch):
     adapters = sum(x.size for x in jax.tree.leaves(first.policy.params))
     del params, first
     peak.taken()
-    team.begin()
+    team.start_rl()
     gc.collect()
     assert peak.living() - peak.before <= 4.2 * PARAMETERS + 2 * 16 * adapters
 
@@ -143,8 +143,8 @@ def test_a_step_makes_gradient_and_moments_once(recipe):
     shape = ModelConfig(vocab_size=512, width=256, layers=4, query_heads=4, key_value_heads=2, head_dim=64, feed_forward=1024)
     parameters = sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda key: init_params(shape, key), jax.random.key(0))))
     critic = "own" if recipe == "ppo" else None
-    lowered, *_ = programs(shape, make_recipe(recipe), make_mesh(1), 1, 0, 8, 4, critic=critic, imitates=True)
-    assert {"update", "imitation"} <= lowered.keys()
+    lowered, *_ = programs(shape, make_recipe(recipe), make_mesh(1), 1, 0, 8, 4, critic=critic, sft=True)
+    assert {"update", "sft"} <= lowered.keys()
     for program in lowered.values():
         assert memory(program.compile())["peak"] / parameters <= 16 + 3.2
 

@@ -19,9 +19,9 @@ from marl_llm.training import (
     TokenSample,
     Trained,
     Update,
-    make_imitation,
     make_mesh,
     make_policy,
+    make_sft,
     make_token_kl,
     with_value_head,
 )
@@ -40,8 +40,8 @@ def adapters():
 @functools.cache
 def imitation_for(lora=None, devices=1, fsdp=1, row_tokens=32, microbatch_tokens=0):
     options = LearnerOptions(make_recipe("grpo"), SGD, row_tokens, 1, microbatch_tokens=microbatch_tokens)
-    imitate = make_imitation(options, CONFIG, make_mesh(devices, fsdp), lora)
-    return lambda policy, samples, *rest: imitate(policy, samples, range(len(samples)), *rest)
+    sft_step = make_sft(options, CONFIG, make_mesh(devices, fsdp), lora)
+    return lambda policy, samples, *rest: sft_step(policy, samples, range(len(samples)), *rest)
 
 
 def pairs():
@@ -71,14 +71,14 @@ def test_imitation_steps_on_the_mean_likelihood_of_plain_rows_however_it_is_cut(
 
 
 def test_imitation_of_nothing_changes_nothing_and_what_does_not_fit_is_named():
-    imitate = imitation_for()
-    policy, metrics = imitate(make_policy(params(), SGD), [], 1.0)
+    sft_step = imitation_for()
+    policy, metrics = sft_step(make_policy(params(), SGD), [], 1.0)
     assert_same(policy.params, params())
     assert metrics == {"loss": 0.0, "grad_norm": 0.0, "tokens": 0.0}
     with pytest.raises(PackingError, match="'pair 1' has 30 "):
-        imitate(policy, [TokenSample([1], [2], [0.0]), TokenSample([1] * 30, [2] * 8, [0.0] * 8, "pair 1")], 1.0)
+        sft_step(policy, [TokenSample([1], [2], [0.0]), TokenSample([1] * 30, [2] * 8, [0.0] * 8, "pair 1")], 1.0)
     with pytest.raises(ValueError, match="frozen base"):
-        imitate(policy, pairs(), 1.0, params())
+        sft_step(policy, pairs(), 1.0, params())
 
 
 def test_imitation_with_adapters_has_the_loss_of_the_merged_model_and_moves_them_alone():

@@ -48,8 +48,8 @@ def ids_of(batch):
 def trained(hosted, split, recipe):
     with team(hosted, split, recipe, make_optimizer()) as one:
         for step in range(2):
-            one.imitate(step, 4, 1e-3)
-        one.begin()
+            one.sft_step(step, 4, 1e-3)
+        one.start_rl()
         said = []
         for step in range(3):
             batch = one.play(step, 6 * step, 6)

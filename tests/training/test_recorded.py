@@ -35,8 +35,8 @@ def test_a_foreign_environment_trains_a_team_through_its_server(tmp_path):
     rewards = []
     with team(make_recipe("grpo", group_size=4, scale_advantages="none")) as one:
         for step in range(12):
-            one.imitate(step % 6, 12, 1e-2)
-        one.begin()
+            one.sft_step(step % 6, 12, 1e-2)
+        one.start_rl()
         for step in range(6):
             record = tmp_path / f"{step}.jsonl"
             with ChatServer(one.answers(), record=record) as server:

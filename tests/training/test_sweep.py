@@ -45,11 +45,11 @@ def both():
     found = {"alone": [], "swept": []}
     for step in range(12):
         for one in alone:
-            one.imitate(step, TASKS, 1e-2)
-        sweep.imitate(step, TASKS, 1e-2)
+            one.sft_step(step, TASKS, 1e-2)
+        sweep.sft_step(step, TASKS, 1e-2)
     for one in alone:
-        one.begin()
-    sweep.begin()
+        one.start_rl()
+    sweep.start_rl()
     for step in range(2):
         batches = [one.play(step, TASKS * step, TASKS) for one in alone]
         learned = [one.learn(batch, rate) for one, batch, rate in zip(alone, batches, rates)]

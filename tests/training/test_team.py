@@ -116,8 +116,8 @@ def test_a_team_learns_and_the_control_with_permuted_rewards_does_not():
     for permute in (False, True):
         with team(permute_rewards=permute) as one:
             for step in range(12):
-                one.imitate(step % 6, 12, 1e-2)
-            one.begin()
+                one.sft_step(step % 6, 12, 1e-2)
+            one.start_rl()
             before = one.evaluate({}, "test", 60, temperature=1.0)
             run(one, steps=20, rate=1e-2)
             found[permute] = before.success, one.evaluate({}, "test", 60, temperature=1.0).success
@@ -194,8 +194,8 @@ def test_models_of_other_shapes_and_adapters_on_a_base_train_side_by_side():
     first, second = ModelSpec(wide, init_params(wide, jax.random.key(1)), SPEECH), ModelSpec(SHAPE, PARAMS, SPEECH, LoraConfig(2))
     specs = {"first": first, "second": second}
     with team(specs=specs) as one:
-        one.imitate(0, 6, 1e-2)
-        one.begin()
+        one.sft_step(0, 6, 1e-2)
+        one.start_rl()
         (figures,) = run(one)
         assert figures["first"]["grad_norm"] > 0 < figures["second"]["grad_norm"]
         assert figures["second"]["log_prob_gap"] < figures["second"]["log_prob_gap_bound"] == 1e-4  # what is served is what is scored (b13)
@@ -223,8 +223,8 @@ def test_every_recipe_steps(recipe, critic):
 def test_seats_say_who_plays_and_a_role_that_is_put_back_plays_as_it_began():
     with team(assignment=Assignment({"first": "a", "second": "b"})) as one:
         for step in range(10):
-            one.imitate(step, 12, 1e-2)
-        one.begin()
+            one.sft_step(step, 12, 1e-2)
+        one.start_rl()
 
         def page(**seats):
             return one.evaluate(seats, "test", 12)
@@ -261,8 +261,8 @@ def test_what_is_restored_goes_on_as_if_nothing_had_happened(tmp_path):
     recipe = make_recipe("ppo", group_size=2)
 
     def warmed(one):
-        one.imitate(0, 12, 1e-2)
-        one.begin()
+        one.sft_step(0, 12, 1e-2)
+        one.start_rl()
 
     with team(recipe) as whole:
         warmed(whole)
@@ -292,7 +292,7 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="adapters are trained: use critic='own'"):
         HostedTeam(WORLD, separate(ECHO), adapted, options, make_mesh(1))
     with pytest.raises(WorkflowError, match="no scripted player to imitate"), team(world=dataclasses.replace(WORLD, script=None)) as one:
-        one.imitate(0, 4, 1e-2)
+        one.sft_step(0, 4, 1e-2)
     with pytest.raises(WorkflowError, match="its headline 'score' is no metric of the workflow \\(right\\)"):
         dataclasses.replace(WORLD, headline="score")
 

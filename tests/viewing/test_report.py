@@ -32,7 +32,7 @@ def make_run(folder, ended=True, steps=30):
               "hardware": {"cpu": 2}, "config": {"assignment": {"guide": "big", "walker": "small"}}}  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "metrics.jsonl").unlink()
-    records = [{"phase": "warm_start", "step": step, "loss": 3.0 / step} for step in range(1, 6)]
+    records = [{"phase": "sft", "step": step, "loss": 3.0 / step} for step in range(1, 6)]
     for step in range(steps + 1):
         success = 0.1 + step / 100
         figures = {"turns": 3.0, "wall_s": 0.5 * step, "time/sample": 0.2, "time/update": 0.1, "time/other": 0.1}
@@ -81,7 +81,7 @@ def test_the_report_of_a_run_holds_all_its_figures(tmp_path):
         assert words in text, words
     assert shown["alarms"] == shown["absent"] == []
     drawn = {chart["name"]: chart for _, group in shown["charts"] for chart in group}
-    assert list(drawn) == ["success", "turns", "rewards_guide", "rewards_walker", "warm_start", "entropy", "zero_variance", "well_formed",
+    assert list(drawn) == ["success", "turns", "rewards_guide", "rewards_walker", "sft", "entropy", "zero_variance", "well_formed",
                            "log_prob_gap", "grad_norm", "clip_fraction", "mixed_groups", "time"]  # fmt: skip
     assert all(chart["lines"] for chart in drawn.values())
     assert [line["name"] for line in drawn["success"]["lines"]] == ["", "sampled, while training", "evaluation, fresh instances"]

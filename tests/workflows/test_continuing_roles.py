@@ -141,7 +141,7 @@ def test_a_script_can_show_it_and_its_rows_are_those_that_a_model_would_have():
 
     assignment = Assignment({"worker": "t"}, {"t": Scripted(script)})
     with Controller(workflow, assignment, None, SPEECH) as controller:
-        shown = sample_table(controller.play([TASK]), training=()).imitation()
+        shown = sample_table(controller.play([TASK]), training=()).demonstrations()
     calls = played(workflow, numbered)[0].trajectories[0].calls
     assert [(prompt, ids.tolist()) for prompt, ids in shown] == [(call.prompt_ids, call.tokens.tolist()) for call in calls]
     assert seen[1] == [("system", "Be brief."), ("user", "Solve q?"), ("assistant", "try 0"), ("user", "It gave TRY 0.")]

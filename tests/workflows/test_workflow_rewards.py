@@ -389,7 +389,7 @@ def test_rows_that_do_not_train_stay_and_do_not_count():
     assert figures["aborted_share"] == pytest.approx(1 / 3)
     assert figures["failed_refused"] == 1
     assert figures["role/a/reward"] == 2.0  # of the plays that count: 1 and 3
-    prompts = table.imitation(["script"])
+    prompts = table.demonstrations(["script"])
     assert len(prompts) == 2
     with pytest.raises(ValueError, match="has no log-probs"):
         table.log_probs(2)

@@ -102,7 +102,7 @@ def hide_fields(roles: dict[str, Role], role: str, field: str) -> dict[str, Role
 
 
 def function_player(noise: float = 0.0, ignore_advice: float = 0.0, withhold_advice: float = 0.0) -> Callable[[ScriptTurn], str]:
-    """A player of all three roles, perfect if all is 0; with the habits below it makes a warm start that has something to learn.
+    """A player of all three roles, perfect if all is 0; with the habits below it makes a supervised warm-up that has something to learn.
 
     Args:
       noise: how often a response loses its last word.

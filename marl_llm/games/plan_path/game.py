@@ -107,7 +107,7 @@ class PlanPath(BoardGame):
 
     @functools.cached_property
     def language(self) -> words.PlanPathLanguage:
-        """All roles' words, the same vocabulary for team and single agent, so that one warm start serves both."""
+        """All roles' words, the same vocabulary for team and single agent, so that one supervised warm-up serves both."""
         return words.PlanPathLanguage(self.height, self.width, self.max_turns)
 
     # --- instances and states --------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class PlanPath(BoardGame):
     def script(
         self, state: PlanPathState, role: str, key: jax.Array, *, noise: float = 0.4, sighted: float = 0.25, repeat: float = 0.3
     ) -> tuple[Int[Array, "R"], Bool[Array, "R"]]:
-        """A noisy walker's response: the warm start's teacher. `key` is consumed.
+        """A noisy walker's response: the supervised warm-up's teacher. `key` is consumed.
 
         With probability `sighted` its good moves follow a shortest path, else they merely come closer by Manhattan distance and
         ignore walls; each move is random with probability `noise`. The Planner repeats the proposal with probability `repeat`.

@@ -264,7 +264,7 @@ def program_metrics() -> Mapping[str, Callable[[Trajectory], float]]:
 
 
 def line_player(max_moves: int, wrong: float, walks: float, drops: float, copies: float) -> Callable[[ScriptTurn], str]:
-    """A player that knows the words and errs: the warm start's teacher.
+    """A player that knows the words and errs: the supervised warm-up's teacher.
 
     Its programs match each word of the dialect but with probability `wrong`; with probability `walks` they walk straight, otherwise they
     search, with a queue or a stack and a test for walls or none, half of the time each; with probability `drops` a line is missing. Its

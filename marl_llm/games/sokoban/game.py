@@ -232,7 +232,7 @@ class Sokoban(BoardGame):
         noise: float | Float[Array, ""] = 0.4, noisy: float | Float[Array, ""] = 0.25,
         repeat: float | Float[Array, ""] = 0.3,
     ) -> tuple[Int[Array, "R"], Bool[Array, "R"]]:
-        """A noisy solver's response: the warm start's teacher. `key` is consumed.
+        """A noisy solver's response: the supervised warm-up's teacher. `key` is consumed.
 
         Its moves follow a shortest solution; with probability `noisy` the list is one in which each move is a random legal one with
         probability `noise`. The Planner repeats the proposal with probability `repeat`. In a room that is lost all moves are random.

@@ -199,7 +199,7 @@ class Sudoku(BoardGame):
         noise: float | Float[Array, ""] = 0.4, noisy: float | Float[Array, ""] = 0.25,
         chain: float | Float[Array, ""] = 0.5, repeat: float | Float[Array, ""] = 0.3,
     ) -> tuple[Int[Array, "R"], Bool[Array, "R"]]:
-        """A noisy player of naked singles: the warm start's teacher. `key` is consumed.
+        """A noisy player of naked singles: the supervised warm-up's teacher. `key` is consumed.
 
         Its list fills, in the order of the cells, the blanks for which one digit is left in row, column and box. With probability `chain`
         it goes on with blanks that its own fills made such. With probability `noisy` the list is one in which each fill is a random legal

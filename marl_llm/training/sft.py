@@ -1,4 +1,4 @@
-"""Imitation of given responses: the warm start, whose scripted players' responses came from the very game that trains later.
+"""Imitation of given responses: the supervised warm-up, whose scripted players' responses came from the very game that trains later.
 
 The same packed rows and micro-batches as the update (`marl_llm.training.update`), with the plain likelihood.
 """
@@ -23,8 +23,8 @@ from marl_llm.training.steps import Sums, check_base, cut, exact_step, few_shape
 from marl_llm.training.update import LearnerOptions
 
 
-def make_imitation(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: LoraConfig | None = None) -> Callable:
-    """Builds `imitate(policy, tokens, chosen, learning_rate, base=None) -> (policy, metrics)`, one optimizer step on the chosen samples.
+def make_sft(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: LoraConfig | None = None) -> Callable:
+    """Builds `sft_step(policy, tokens, chosen, learning_rate, base=None) -> (policy, metrics)`, one optimizer step on the chosen samples.
 
     loss = −1/N Σ_i Σ_r log π(response_{i,r} | prompt_i, response_{i,<r}), over the N response tokens of all of them
 
@@ -36,10 +36,10 @@ def make_imitation(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lor
     One compilation per shape of rows. Raises `PackingError` for a sample that does not fit, `ValueError` for a base without `lora` or the
     reverse.
     """
-    step = imitation_step(options, config, mesh, lora)
+    step = sft_program(options, config, mesh, lora)
     devices = mesh.shape["data"] if data_axis(mesh) else 1
 
-    def imitate(
+    def sft_step(
         policy: Policy, tokens: Tokens | Sequence[TokenSample], chosen: Sequence[int] | np.ndarray, learning_rate, base: Any = None
     ):
         check_base(base, lora)
@@ -50,10 +50,10 @@ def make_imitation(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lor
         policy, metrics = step(policy, base, rows, jnp.float32(learning_rate))
         return policy, metrics | {"tokens": float(np.sum(tokens.size[np.asarray(chosen)]))}
 
-    return imitate
+    return sft_step
 
 
-def imitation_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: LoraConfig | None = None) -> Callable:
+def sft_program(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: LoraConfig | None = None) -> Callable:
     """`(policy, base, rows, learning_rate) -> (policy, means)`, compiled."""
     axis = data_axis(mesh)
 

@@ -1,4 +1,4 @@
-"""Rollouts, routing of rows to models, evaluation and warm start on a mesh of several devices (laws 2, 5, 6, 8, 10, 12)."""
+"""Rollouts, routing of rows to models, evaluation and supervised warm-up on a mesh of several devices (laws 2, 5, 6, 8, 10, 12)."""
 
 import dataclasses
 
@@ -262,8 +262,8 @@ def test_imitation_lowers_the_loss_and_begins_all_models_of_one_shape_alike():
     shared = ModelSpec(CONFIG, start_params()["alpha"])
     specs = dict.fromkeys(("zeta", "alpha"), shared)
     with make_team(GAME, Assignment(ASSIGNMENT), specs, OPTIONS, make_mesh(2), script={"noise": 0.2}) as one:
-        figures = [one.imitate(step % 10, 8, 0.02) for step in range(40)]
-        one.begin()
+        figures = [one.sft_step(step % 10, 8, 0.02) for step in range(40)]
+        one.start_rl()
         losses = [found["loss"] for found in figures]
         assert losses[0] > 5
         assert np.mean(losses[-5:]) < 0.5 * losses[0]
@@ -306,7 +306,7 @@ def test_seats_of_compiled_play():
         assert floor.well_formed == {"tool": 1.0, "planner": 1.0}
         assert floor.success < 1
         params = one.learners["zeta"].params
-        one.learners["zeta"].begin(jax.tree.map(jnp.zeros_like, params))  # says the same whatever it reads
+        one.learners["zeta"].start_rl(jax.tree.map(jnp.zeros_like, params))  # says the same whatever it reads
 
         def asked(**seats):
             plays = [play for play, _ in page(**seats).episodes(4, "x")]
