@@ -44,8 +44,8 @@ MOST_REPLIES = 64  # to one request
 
 class CompletionRequest(NamedTuple):
     """A request: of which model, its messages or prompt, its options; whether to stream, with token counts; log-probs: 0 for none, 1 for
-    those of the drawn tokens, 2 for those of the likeliest tokens beside them; what is expected of the reply; and how many
-    replies there should be."""
+    those of the drawn tokens, 2 for those of the likeliest tokens beside them; what is expected of the reply; how many replies there
+    should be, and further prompts, each of which gets as many."""
 
     model: str
     said: Any
@@ -55,6 +55,11 @@ class CompletionRequest(NamedTuple):
     log_probs: int
     expected: Expected = Expected()
     count: int = 1
+    further: tuple[str, ...] = ()
+
+    def by_prompt(self) -> list[CompletionRequest]:
+        """A request for each prompt."""
+        return [self._replace(said=said, further=()) for said in (self.said, *self.further)]
 
 
 def read_request(
@@ -75,11 +80,20 @@ def read_request(
         raise ValueError("stream must be true or false, and stream_options an object")
     told = (stream, bool(extra.get("include_usage")), _wants_log_probs(given, kind))
     if kind == "completions":
-        if not isinstance(given.get("prompt"), str) or not given["prompt"]:
-            raise ValueError("prompt must be one text")
-        return CompletionRequest(name, given["prompt"], options, *told, count=_read_count(given))
+        first, *further = _read_prompts(given.get("prompt"))
+        if (count := _read_count(given)) * (1 + len(further)) > MOST_REPLIES:
+            raise ValueError(f"prompt: {1 + len(further)} prompts with n={count} are more than {MOST_REPLIES} replies")
+        return CompletionRequest(name, first, options, *told, count=count, further=tuple(further))
     expected = Expected(read_tool_use(given), *read_format(given.get("response_format", {"type": "text"})))
     return CompletionRequest(name, read_messages(given.get("messages")), options, *told, expected, _read_count(given))
+
+
+def _read_prompts(given: Any) -> list[str]:
+    """The texts to be continued. Raises `ValueError`."""
+    prompts = given if isinstance(given, list) else [given]
+    if not prompts or not all(isinstance(prompt, str) and prompt for prompt in prompts):
+        raise ValueError("prompt must be a text, or a list of texts, none of them empty")
+    return prompts
 
 
 def _read_count(given: Mapping[str, Any]) -> int:
@@ -191,16 +205,17 @@ class ToldReply(NamedTuple):
         return "tool_calls" if self.calls else self.reply.finish_reason
 
 
-def used_by(choices: Sequence[ToldReply]) -> dict[str, int]:
-    """The tokens of a prompt and of all replies to it."""
-    prompt, drawn = choices[0].reply.prompt_tokens or 0, sum(choice.reply.completion_tokens or 0 for choice in choices)
+def used_by(choices: Sequence[ToldReply], count: int | None = None) -> dict[str, int]:
+    """The tokens of the prompts, each with `count` replies (None: there is one prompt), and of all replies."""
+    prompt = sum(choice.reply.prompt_tokens or 0 for choice in choices[:: count or len(choices)])
+    drawn = sum(choice.reply.completion_tokens or 0 for choice in choices)
     return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
 
 
-def completion(name: str, choices: Sequence[ToldReply], kind: str) -> dict[str, Any]:
+def completion(asked: CompletionRequest, choices: Sequence[ToldReply], kind: str) -> dict[str, Any]:
     """The answer to a request that does not stream."""
     told = [_choice(number, choice, kind) for number, choice in enumerate(choices)]
-    return _head(name, kind) | {"choices": told, "usage": used_by(choices)}
+    return _head(asked.model, kind) | {"choices": told, "usage": used_by(choices, asked.count)}
 
 
 def _head(name: str, kind: str, streams: bool = False) -> dict[str, Any]:
@@ -224,16 +239,12 @@ def _unmet(choice: ToldReply) -> dict[str, Any]:
 
 
 class Events:
-    """The events of one streamed answer; `send` takes them to the client.
+    """The events of one streamed answer; `send` takes them to the client."""
 
-    Args:
-      usage: whether the last event tells the counts of tokens.
-    """
-
-    def __init__(self, name: str, kind: str, usage: bool, send: Callable[[dict[str, Any]], None]):
-        self._chat, self._usage, self._send = kind != "completions", usage, send
+    def __init__(self, asked: CompletionRequest, kind: str, send: Callable[[dict[str, Any]], None]):
+        self._chat, self._asked, self._send = kind != "completions", asked, send
         self._begun: set[int] = set()
-        self._head = _head(name, kind, streams=True)
+        self._head = _head(asked.model, kind, streams=True)
 
     def text(self, number: int, text: str) -> None:
         """A piece of a reply."""
@@ -249,8 +260,8 @@ class Events:
 
     def finish(self, choices: Sequence[ToldReply]) -> None:
         """The counts of tokens, if they are asked for."""
-        if self._usage:
-            self._send(self._head | {"choices": [], "usage": used_by(choices)})
+        if self._asked.usage:
+            self._send(self._head | {"choices": [], "usage": used_by(choices, self._asked.count)})
 
     def _say(self, number: int, said: dict[str, Any], end: Mapping[str, Any] | None = None) -> None:
         if self._chat:

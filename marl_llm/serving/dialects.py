@@ -50,10 +50,10 @@ class Dialect(NamedTuple):
 
 def _own(kind: str) -> Dialect:
     def write(asked: CompletionRequest, told: Sequence[ToldReply]) -> dict[str, Any]:
-        return completion(asked.model, told, kind)
+        return completion(asked, told, kind)
 
     def events(asked: CompletionRequest, send: Send) -> EventWriter:
-        return Events(asked.model, kind, asked.usage, send)
+        return Events(asked, kind, send)
 
     return Dialect(kind, dict, write, events)
 

@@ -208,21 +208,33 @@ class ChatServer:
                 raise ValueError("this server keeps no episodes: start it with --record=FILE, or leave /episodes/ID out of the address")
             self._record.check(episode)
         dialect = DIALECTS[kind]
-        asked = self._drawn_as(read_request(body, self.models, dialect.kind, dialect.translate), episode)
+        asked = read_request(body, self.models, dialect.kind, dialect.translate)
         events = dialect.events(asked, send) if asked.stream and send is not None else None
-        match = self._match(asked, episode)
-        replies = self._replies(asked, match, events)
-        told = [self._told(asked, reply, dialect.kind) for reply in replies]
+        told: list[ToldReply] = []
+        lines: list[dict[str, Any]] = []
+        for one in asked.by_prompt():
+            more, counts = self._answer_prompt(self._drawn_as(one, episode), dialect.kind, episode, events, len(told))
+            lines += [_line(one, choice) | counts for choice in more]
+            told += more
         if episode is not None:
-            counts = self._keep_talks(asked, episode, match, replies)
-            self._record.keep(episode, *(_line(asked, one) | counts for one in told))
-        tokens = sum(reply.completion_tokens or 0 for reply in replies)
+            self._record.keep(episode, *lines)
+        tokens = sum(choice.reply.completion_tokens or 0 for choice in told)
         if events is None:
             return tokens, dialect.write(asked, told)
-        for number, one in enumerate(told):
-            events.end(number, one)
+        for number, choice in enumerate(told):
+            events.end(number, choice)
         events.finish(told)
         return tokens, {}
+
+    def _answer_prompt(
+        self, asked: CompletionRequest, kind: str, episode: str | None, events: EventWriter | None, first: int
+    ) -> tuple[list[ToldReply], dict[str, int]]:
+        """(the replies to one prompt, the counts of its episode's session); `first` is the number of the first one in the answer."""
+        match = self._match(asked, episode)
+        say = None if events is None else lambda number, text: events.text(first + number, text)
+        replies = self._replies(asked, match, say)
+        told = [self._told(asked, reply, kind) for reply in replies]
+        return told, {} if episode is None else self._keep_talks(asked, episode, match, replies)
 
     def _drawn_as(self, asked: CompletionRequest, episode: str | None) -> CompletionRequest:
         """How a request is drawn: as it says."""
@@ -234,20 +246,20 @@ class ChatServer:
             return Match()
         return self._sessions.match(episode, asked.model, asked.expected.tools.offered, asked.said)
 
-    def _replies(self, asked: CompletionRequest, match: Match, events: EventWriter | None) -> Sequence[ChatReply]:
-        """The replies of the model. Raises `ValueError` where it is asked for what it cannot do."""
+    def _replies(self, asked: CompletionRequest, match: Match, say: Callable[[int, str], None] | None) -> Sequence[ChatReply]:
+        """The replies of the model; `say` gets a reply's number and a piece of it. Raises `ValueError` for what the model cannot do."""
         model, tools = self.models[asked.model], asked.expected.tools
         if isinstance(model, PolicyAnswers):
             request = ModelRequest(asked.said, asked.options, tools.offered, tools.reads_calls, match.talk, match.covered)
-            return model.replies_to(request, asked.count, None if events is None else events.text)
+            return model.replies_to(request, asked.count, say)
         if asked.log_probs or tools.offered:
             what = "tells no logprobs" if asked.log_probs else "takes no tools"
             raise ValueError(f"the model {asked.model!r} {what}")
         replies = [model(asked.said, asked.options) for _ in range(asked.count)]
         for number, reply in enumerate(replies):
             check_numbers(reply)
-            if events is not None and reply.text:
-                events.text(number, reply.text)
+            if say is not None and reply.text:
+                say(number, reply.text)
         return replies
 
     def _told(self, asked: CompletionRequest, reply: ChatReply, kind: str) -> ToldReply:

@@ -22,7 +22,7 @@ BODIES = {
         "tools": [LOOK], "tool_choice": "auto", "n": 2, "max_tokens": 5, "temperature": 0.5, "stop": ["z"], "seed": 1, "stream": False,
         "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}, "parallel_tool_calls": True,
     },
-    "completions": {"model": "m", "prompt": "x", "max_tokens": 5, "logprobs": 0, "stream": True, "n": 1},
+    "completions": {"model": "m", "prompt": ["x", "y"], "max_tokens": 5, "logprobs": 0, "stream": True, "n": 1},
     "messages": {
         "model": "m", "max_tokens": 5, "system": [{"type": "text", "text": "s"}], "stream": True, "tool_choice": {"type": "any"},
         "messages": [USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {"x": 1}}]},

@@ -394,6 +394,26 @@ def test_messages_and_a_prompt_are_each_served_at_their_own_path_alone():
             assert events[-1]["usage"] == said["usage"]
 
 
+def test_each_of_several_prompts_gets_its_replies_in_their_order(tmp_path):
+    def echo(prompt, options):
+        return ChatReply(f"<{prompt}>", "stop", len(prompt), 1)
+
+    with ChatServer({"m": echo}, record=tmp_path / "plays.jsonl") as server:
+        body = {"model": "m", "prompt": ["a", "bc"], "n": 2}
+        _, said = server.answer(json.dumps(body).encode(), "completions", "e")
+        assert [(one["index"], one["text"]) for one in said["choices"]] == [(0, "<a>"), (1, "<a>"), (2, "<bc>"), (3, "<bc>")]
+        assert said["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+        sent = []
+        server.answer(json.dumps(body | {"stream": True}).encode(), "completions", None, sent.append)
+        pieces = [(one["choices"][0]["index"], one["choices"][0]["text"]) for one in sent if one["choices"][0]["text"]]
+        assert pieces == [(0, "<a>"), (1, "<a>"), (2, "<bc>"), (3, "<bc>")]
+        lines = list(map(json.loads, (tmp_path / "plays.jsonl").open()))
+        assert [(line["number"], line["messages"]) for line in lines] == [(0, "a"), (1, "a"), (2, "bc"), (3, "bc")]
+        for prompt, why in (([], "a list"), (["a", ""], "a list of texts"), ([1, 2], "a list of texts"), (["a"] * 33, "64 replies")):
+            status, said = server.answer(json.dumps(body | {"prompt": prompt}).encode(), "completions")
+            assert (status, why in said["error"]["message"]) == (400, True)
+
+
 @pytest.mark.parametrize(
     ("paid", "taken"),
     [
@@ -530,7 +550,7 @@ def test_replies_of_episodes_are_written_down_and_no_others(tmp_path):
         status, _, said = post(server, body("x"), "/episodes/a/v1/chat/completions")
         assert (status, asked) == (400, [])
         assert b"--record=FILE" in said
-        for wrong in (dict(model="m"), dict(model="m", prompt=["two", "texts"]), dict(model="m", prompt="")):
+        for wrong in (dict(model="m"), dict(model="m", prompt=["two", 2]), dict(model="m", prompt="")):
             assert post(server, wrong, "/v1/completions")[0] == 400
 
 
