@@ -92,6 +92,8 @@ def test_the_searcher_is_paid_for_the_rank_of_the_right_passage_and_both_for_the
         ("asyncio.BaseEventLoop.start_tls", 1.0),
         ("The part is `asyncio.BaseEventLoop.start_tls`.", 0.4),  # one word of four: the harmonic mean of 1 and 1/4
         ("asyncio.AbstractEventLoop.start_tls", 0.8),  # two of three parts right, and both of the short name
+        ("start_tls start_tls start_tls start_tls", 0.4),  # only the first of four words counts
+        ("`start_tls`, asyncio.start_tls", 2 / 3),
         ("tls", 0.0),
         ("start tls", 0.0),  # as a description may say it
         ("asyncio", 0.0),  # which the question tells

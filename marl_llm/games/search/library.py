@@ -90,6 +90,7 @@ def name_share(path: Trajectory) -> float:
 
     A word's nearness is the F1 of its parts and the name's, split at points and underscores, without the module, which the question tells.
     A word of one part counts only if it is the name: else quoting the description, whose words are often parts of the name, would be paid.
+    A word said again counts nothing: else the name repeated up to the budget would earn as much as the name.
     """
 
     def parts(word: str) -> str:
@@ -99,7 +100,8 @@ def name_share(path: Trajectory) -> float:
         return answer_f1(word, (name,)) if " " in word or word == name else 0.0
 
     words = [parts(word) for word in path.fields["answer"].split()]
-    near = [[nearness(word, parts(name)) for word in words if word] for name in path.fields["answers"]]
+    new = [word not in words[:place] for place, word in enumerate(words)]
+    near = [[first * nearness(word, parts(name)) for word, first in zip(words, new) if word] for name in path.fields["answers"]]
     return max(float(statistics.harmonic_mean([max(one), statistics.fmean(one)])) if one else 0.0 for one in near)
 
 
