@@ -1,5 +1,6 @@
 """Every test runs with jaxtyping's shapes and beartype's types checked, a persistent compilation cache, and limits on memory."""
 
+import gc
 import os
 import pathlib
 import sys
@@ -23,6 +24,8 @@ from marl_llm.training import compile_quickly  # noqa: E402
 
 compile_quickly()  # tests compile much and compute little
 
+gc.set_threshold(20_000, 20, 20)  # tracing makes so many objects that Python's own (700, 10, 10) looks them through all the time
+
 jax.config.update("jax_compilation_cache_dir", str(CACHE))
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
@@ -32,6 +35,11 @@ def pytest_configure(config):
     if sys.dont_write_bytecode and not config.getoption("numprocesses", None):  # where tests run, not where pytest-xdist starts workers
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # it is meant for the folders of the source; processes of tests keep theirs here
         os.environ["PYTHONPYCACHEPREFIX"] = str(CACHE / "bytecode")
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()  # modules and collected tests live to the end: no later collection needs to look at them
 
 
 def pytest_runtest_setup():
