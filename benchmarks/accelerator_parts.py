@@ -365,11 +365,11 @@ def update_row(config, groups: int, branches: int, prompt: int, response: int, r
     from marl_llm.algorithms import make_recipe
     from marl_llm.models import TRAIN, init_params, param_shardings
     from marl_llm.planning import programs as planning
-    from marl_llm.training import make_mesh, make_optimizer, make_policy, roofline
+    from marl_llm.training import make_mesh, make_optimizer, make_train_state, roofline
 
     mesh, optimizer = make_mesh(1), make_optimizer()
     params = init_params(config, jax.random.key(0), stacked=config.uniform)
-    held = {"policy": make_policy(params, optimizer)}
+    held = {"policy": make_train_state(params, optimizer)}
     held["policy"] = jax.device_put(held["policy"], param_shardings(held["policy"], mesh, TRAIN))
     del params
     step = stepper(config, mesh, optimizer, held, (groups, branches, prompt, response, False), 0)

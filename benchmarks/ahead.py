@@ -36,20 +36,20 @@ import asyncio
 import random
 
 from marl_llm.games import search
-from marl_llm.workflows import World
+from marl_llm.workflows import Environment
 
 
-def slow(low: float = 0.5, high: float = 3.0, rare: float = 0.0, rare_s: float = 0.0) -> World:
+def slow(low: float = 0.5, high: float = 3.0, rare: float = 0.0, rare_s: float = 0.0) -> Environment:
     """`fact_parallel` with a search that takes its time, the same for the same query."""
     facts = search.FactBase(64, 0, 1)
 
-    async def retrieve(query: str, world: str):
-        dice = random.Random(query + world)
+    async def retrieve(query: str, environment: str):
+        dice = random.Random(query + environment)
         await asyncio.sleep(rare_s if dice.random() < rare else dice.uniform(low, high))
-        return await facts.retrieve(query, world)
+        return await facts.retrieve(query, environment)
 
     team, script = search.mini_parallel_retrieval(retrieve), search.fact_player(0.1, True)
-    return World(team, facts.tasks, "f1", search.fact_speech(), script, close=facts.close)
+    return Environment(team, facts.tasks, "f1", search.fact_renderer(), script, close=facts.close)
 '''
 CONFIG = '''
 import pathlib

@@ -18,17 +18,17 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def plays(world: Any, tables: int, when: str) -> list[tuple[Any, list[Any]]]:
+def plays(environment: Any, tables: int, when: str) -> list[tuple[Any, list[Any]]]:
     """(fault, views of its actions) of every play: each fault on `tables` test tables, of its kind if it has one."""
     from benchmarks.pipeline_faults import FAULTS, faulty_player
     from marl_llm.cli.coach import scripted
     from marl_llm.coaching.small import views_of
 
-    given, found = world.tasks("test", 0, 4 * tables), []
+    given, found = environment.tasks("test", 0, 4 * tables), []
     for fault in FAULTS:
         tasks = [task for task in given if fault.kind in (None, task.stratum)][:tables]
         by_task = collections.defaultdict(list)
-        for view in views_of(scripted(world, faulty_player(fault), tasks, 1), when):
+        for view in views_of(scripted(environment, faulty_player(fault), tasks, 1), when):
             by_task[view.task["given"].digest].append(view)
         found += [(fault, views) for views in by_task.values()]
     return found
@@ -77,16 +77,16 @@ def _world() -> Any:
     return make_game("tiny_pipeline")
 
 
-def of_rubric(tables: int, world: Any = None) -> dict[str, Any]:
+def of_rubric(tables: int, environment: Any = None) -> dict[str, Any]:
     """The rubric's shares, by when it is asked."""
-    return {when: _rubric(world or _world(), tables, when) for when in ("end", "action")}
+    return {when: _rubric(environment or _world(), tables, when) for when in ("end", "action")}
 
 
-def _rubric(world: Any, tables: int, when: str) -> dict[str, Any]:
+def _rubric(environment: Any, tables: int, when: str) -> dict[str, Any]:
     from marl_llm.coaching.small import rubric_value
 
-    found = plays(world, tables, when)
-    return shares(found, [rubric_value(view, world.guide) for _, views in found for view in views])
+    found = plays(environment, tables, when)
+    return shares(found, [rubric_value(view, environment.guide) for _, views in found for view in views])
 
 
 def of_small(folder: pathlib.Path, tables: int) -> dict[str, Any]:
@@ -94,11 +94,11 @@ def of_small(folder: pathlib.Path, tables: int) -> dict[str, Any]:
     from marl_llm.cli.coach import scores_of
     from marl_llm.coaching.small import read_record, rubric_value
 
-    world = _world()
-    found = plays(world, tables, "end")
+    environment = _world()
+    found = plays(environment, tables, "end")
     views = [view for _, some in found for view in some]
-    said = scores_of(folder, read_record(folder, world.guide)["max_prompt"], world.guide, views)
-    wanted = [rubric_value(view, world.guide) for view in views]
+    said = scores_of(folder, read_record(folder, environment.guide)["max_prompt"], environment.guide, views)
+    wanted = [rubric_value(view, environment.guide) for view in views]
     gaps = [abs(a - b) for a, b in zip(said, wanted, strict=True) if a is not None]
     known = {"missing": sum(one is None for one in said), "mae": round(sum(gaps) / max(1, len(gaps)), 3)}
     return {"end": shares(found, said) | known}

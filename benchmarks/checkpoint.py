@@ -34,7 +34,7 @@ def main() -> None:
     import jax
     import numpy as np
 
-    from marl_llm.training import Checkpoints, make_optimizer, make_policy
+    from marl_llm.training import Checkpoints, make_optimizer, make_train_state
 
     dice, leaves = np.random.default_rng(0), 24
     rows = max(1, int(options.mb * 1e6 / 3 / 4 / leaves) // 512)
@@ -42,7 +42,7 @@ def main() -> None:
     def draw():
         return {str(i): dice.normal(size=(rows, 512)).astype(np.float32) for i in range(leaves)}
 
-    policies = {f"model{i}": make_policy(draw(), make_optimizer()) for i in range(options.policies)}
+    policies = {f"model{i}": make_train_state(draw(), make_optimizer()) for i in range(options.policies)}
     update = jax.jit(lambda tree: jax.tree.map(lambda x: x * 1.001, tree), donate_argnums=0)
 
     def train(until: pathlib.Path) -> float:

@@ -47,7 +47,7 @@ def measure(plays: int, noise: float, sighted: float) -> dict[str, Any]:
     from marl_llm.rollout.credit import by_call, last_team_reward
 
     game, env, key = PlanPath(), jnp.arange(plays), jax.random.key(3)
-    walker, clumsy = scripted_player(game, noise=noise, sighted=sighted, repeat=0.0), scripted_player(game, **game.floor)
+    walker, clumsy = scripted_player(game, noise=noise, sighted=sighted, repeat=0.0), scripted_player(game, **game.random_player)
     instances = jax.vmap(lambda i: game.instance(jax.random.fold_in(jax.random.key(0), i), "train"))(env)
     agents = len(speaking_order(game))
     whole = jax.jit(lambda: play(game, walker, instances, env, key))()

@@ -37,15 +37,15 @@ def advantages(rollout) -> np.ndarray:
 def main(argv) -> None:
     """Prints the line."""
     began = time.process_time()
-    with make_game("helper_functions") as world:
+    with make_game("helper_functions") as environment:
 
         def script(turn):
             fixed = turn.role.name == "helper" and turn.seed[-1] == 0
-            return helper_program(turn.fields["plan_gold"], "first") if fixed else world.script(turn)
+            return helper_program(turn.fields["plan_gold"], "first") if fixed else environment.script(turn)
 
-        players = Assignment(dict.fromkeys(world.workflow.roles, "script"), {"script": Scripted(script)})
-        tasks, found, judged = world.tasks("test", 0, TASKS.value), {"aligned": [], "cross": []}, {"aligned": 0, "cross": 0}
-        with Controller(world.workflow, players, None, {}) as controller:
+        players = Assignment(dict.fromkeys(environment.workflow.roles, "script"), {"script": Scripted(script)})
+        tasks, found, judged = environment.tasks("test", 0, TASKS.value), {"aligned": [], "cross": []}, {"aligned": 0, "cross": 0}
+        with Controller(environment.workflow, players, None, {}) as controller:
             for draw in range(DRAWS.value):
                 rollout = controller.play(tasks, draw, BRANCHES.value)
                 both, count = crossed(rollout)

@@ -90,10 +90,10 @@ def said(kind: str, one: ReasoningGym, tasks: list[Task]) -> list[tuple[Task, st
 
 def arena(name: str) -> dict[str, Any]:
     """Plays of one game by each kind of seats, and what went wrong. Raises `AssertionError` where a replay is another game."""
-    world = textarena(name, moves=MOVES)
+    environment = textarena(name, moves=MOVES)
     game, found = TextArena(name), collections.Counter()
     texts = [*TEXTS.values(), *HOSTILE.values(), "[0]", "[-1]", "[9999999999]", "[a b]", "[1e999]"]
-    seats = {"junk": None, "script": world.script, "random": world.floor}
+    seats = {"junk": None, "script": environment.script, "random": environment.random_player}
     for kind, says in seats.items():
         for deal in range(DEALS):
             fields, moves, dice = game.deal(deal), [], random.Random(f"{name} {kind} {deal}")

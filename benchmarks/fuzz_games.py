@@ -30,7 +30,7 @@ MAP = ("A.....", ".####.", ".#..#.", ".#.##.", ".#....", ".####G")
 ROOM = ("######", "#A...#", "#.B..#", "#....#", "#...G#", "######")
 PUZZLE = ("2.1.", "1...", "....", "...3")
 NUMBER = 987_654_321  # the expected value where it has to be one
-WORLDS = {
+ENVIRONMENTS = {
     "plan_path_text": MAP, "sokoban_text": ROOM, "sudoku_text": PUZZLE,
     "plan_path_programs": {"rows": MAP, "dialect": combinations("train")[0]},
 }  # fmt: skip
@@ -63,11 +63,12 @@ class EqualTexts:
 @functools.cache
 def game_roles() -> tuple[Role, ...]:
     """The roles of these teams and of their single agents."""
-    made = [make_game(name, agents=agents) for name in WORLDS for agents in ("team", "single")]
+    made = [make_game(name, agents=agents) for name in ENVIRONMENTS for agents in ("team", "single")]
     made += [make_game(name) for name in ("helper_functions", "notes")]
     groups = (coding.debate_roles(), coding.function_debate_roles(), maths.debate_roles(), maths.sums_roles())
     alone = (coding.single_coder(), maths.single_reasoner(), maths.judge_role(), maths.sums_judge())
-    return *(role for world in made for role in world.workflow.roles.values()), *(r for group in groups for r in group.values()), *alone
+    told = (role for environment in made for role in environment.workflow.roles.values())
+    return *told, *(r for group in groups for r in group.values()), *alone
 
 
 @contextlib.contextmanager
@@ -100,7 +101,7 @@ def _play(build: Callable[[Echo], Workflow], headline: str, fields: dict[str, An
 def team_doors() -> dict[str, Door]:
     """One door per team."""
     found = {}
-    for name, instance in WORLDS.items():
+    for name, instance in ENVIRONMENTS.items():
         for agents in ("team", "single"):
             def build(echo, name=name, agents=agents):
                 return make_game(name, agents=agents).workflow

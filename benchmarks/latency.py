@@ -84,8 +84,8 @@ def played_once(engine: Engine, workflow: Workflow, candidates: int) -> Play:
     """Plays all instances."""
     tasks = [Task(i, {"question": f"What is {i} and {i}?"}) for i in range(INSTANCES.value)]
     branching = dict.fromkeys(workflow.roles, candidates) if candidates > 1 else None
-    speech = PlainText(TOKENIZER, (TOKENIZER.eos_id,))
-    with Controller(workflow, shared(workflow), engine, speech, branching=branching, pick="first" if branching else None) as controller:
+    renderer = PlainText(TOKENIZER, (TOKENIZER.eos_id,))
+    with Controller(workflow, shared(workflow), engine, renderer, branching=branching, pick="first" if branching else None) as controller:
         start, cpu = time.perf_counter(), time.process_time()
         rollout = controller.play(tasks, 0)
         took, cpu = time.perf_counter() - start, time.process_time() - cpu

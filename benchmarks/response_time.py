@@ -43,7 +43,7 @@ def timed(run: str) -> dict:
     return {
         "run": run,
         "step": step,
-        "workflow": team.world.workflow.name,
+        "workflow": team.environment.workflow.name,
         "response_s": quartiles(seconds[second]),
         "tokens_per_s": quartiles(speed[second]),
         "cpu_s": round(statistics.fmean(cpu[second]), 4),

@@ -70,8 +70,8 @@ def measure(clients: int, tokens: int) -> dict:
     sizes = EngineConfig(max_num_seqs=16, prompt_tokens=64, response_tokens=tokens, admit=16)
     params, package = init_params(config, jax.random.key(0)), importlib.util.find_spec("openai") is not None
     with Engine({"m": (config, params)}, jax.random.key(1), sizes=sizes, tokenizers={"m": tokenizer}) as engine:
-        speech = PlainText(tokenizer, tuple(tokenizer.stop_ids))
-        answers = policy_answers(engine, "m", speech, max_prompt=64, max_tokens=tokens, timeout_s=None)
+        renderer = PlainText(tokenizer, tuple(tokenizer.stop_ids))
+        answers = policy_answers(engine, "m", renderer, max_prompt=64, max_tokens=tokens, timeout_s=None)
         texts = [f"client {number} asks" for number in range(clients)]
         with concurrent.futures.ThreadPoolExecutor(clients) as pool:
             options = Options(max_tokens=tokens)

@@ -38,7 +38,7 @@ def scored(team, mesh, batch) -> np.ndarray:
 def main(_) -> None:
     from marl_llm.runs.building import build_team, params_of, start_jax
     from marl_llm.runs.resolve import resolve
-    from marl_llm.training.update import advise
+    from marl_llm.training.update import compute_advantages
 
     logging.set_verbosity(logging.WARNING)  # orbax tells of every file it reads
     config = _CONFIG.value
@@ -51,7 +51,7 @@ def main(_) -> None:
             # the second rollout's tasks lie behind those of a usual run
             rollouts = rollouts or (team.play(0, 0, _TASKS.value), team.play(1, 1_000_000, _TASKS.value))
             trained_on, other = rollouts
-            advantages, before = np.asarray(advise(plan.recipe, other.tokens, other.table).advantages), scored(team, mesh, other)
+            advantages, before = np.asarray(compute_advantages(plan.recipe, other.tokens, other.table).estimates), scored(team, mesh, other)
             for rate in map(float, _RATES.value):
                 team.start_from(params_of(config.sft, team.models()))
                 updates = team.learn(trained_on, rate, rate)

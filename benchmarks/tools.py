@@ -258,12 +258,12 @@ def pipeline(account: Callable[[], float | None], steps: int = 3, tables: int = 
     from marl_llm.games import make_game
     from marl_llm.tools.sandbox import default_sandbox
 
-    world, seconds, used, asked, ran, whole = make_game("tiny_pipeline"), [], [], [], [], []
-    scripted(world, world.script, world.tasks("train", 0, 1), 1)  # starts the boxes
+    environment, seconds, used, asked, ran, whole = make_game("tiny_pipeline"), [], [], [], [], []
+    scripted(environment, environment.script, environment.tasks("train", 0, 1), 1)  # starts the boxes
     for step in range(1, steps + 1):
-        tasks, done, cpu_ms = world.tasks("train", step * tables, tables), default_sandbox().metrics()["sandbox/done"], account()
+        tasks, done, cpu_ms = environment.tasks("train", step * tables, tables), default_sandbox().metrics()["sandbox/done"], account()
         busy, begin = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-        rollout = scripted(world, world.script, tasks, plays)
+        rollout = scripted(environment, environment.script, tasks, plays)
         seconds.append(round(time.perf_counter() - begin, 2))
         after = resource.getrusage(resource.RUSAGE_SELF)
         used.append(round(after.ru_utime + after.ru_stime - busy.ru_utime - busy.ru_stime, 2))

@@ -120,12 +120,12 @@ def prepare(names: list[str], model: str, microbatch_tokens: int) -> dict:
 
     from marl_llm.models import TRAIN, load_pretrained, param_shardings, serving_layout
     from marl_llm.sampling import sample
-    from marl_llm.training import make_mesh, make_optimizer, make_policy
+    from marl_llm.training import make_mesh, make_optimizer, make_train_state
 
     jax.config.update("jax_compilation_cache_dir", str(pathlib.Path("~/.cache/marl_llm/xla").expanduser()))
     mesh, optimizer = make_mesh(1), make_optimizer(max_grad_norm=1.0, b2=0.999, weight_decay=0.01)
     config, params = load_pretrained(model)
-    held = {"policy": make_policy(params, optimizer)}
+    held = {"policy": make_train_state(params, optimizer)}
     held["policy"] = jax.device_put(held["policy"], param_shardings(held["policy"], mesh, TRAIN))
     tasks = {}
     for name in names:

@@ -68,7 +68,7 @@ COMMON = {
     "test": "file of the test tasks; empty: a part of `train` is held out",
     "index": "folder or URL of the search index",
     "top_k": "passages that a search returns",
-    "worlds": "worlds of the training split",
+    "worlds": "generated worlds of the training split",
     "rounds": "most rounds of a play",
     "turns": "most turns of a play",
     "random_relation": "whether the scripted player may ask for a relation at random",

@@ -31,7 +31,7 @@ class Lock:
     step: int = 1  # how far the lock's digit lies from the one that the keeper reads
     name: ClassVar[str] = "lock"
     device: ClassVar[bool] = True
-    floor: ClassVar[dict[str, float]] = {"slip": 1.0}
+    random_player: ClassVar[dict[str, float]] = {"slip": 1.0}
     roles: ClassVar = (GameRole("keeper", 2, 1), GameRole("opener", 2, 1))
     stages: ClassVar = (("keeper",), ("opener",))
     max_turns: ClassVar[int] = 1

@@ -4,7 +4,7 @@ import random
 
 import marl_llm as ml
 from marl_llm.text import ByteTokenizer
-from marl_llm.workflows import PlainText, Role, Task, Workflow, World, plain, sequence
+from marl_llm.workflows import Environment, PlainText, Role, Task, Workflow, plain, sequence
 from marl_llm.workflows.rewards import broadcast
 
 LETTERS = "abcdefgh"
@@ -31,13 +31,13 @@ def player(turn) -> str:
     return word if turn.random.random() < 0.66 else "".join(random.Random(turn.seed[0]).choices(LETTERS, k=3))
 
 
-def words() -> World:
+def words() -> Environment:
     """The team: who reads what, who speaks after whom, what is paid, and how it is measured."""
     writer = Role("writer", "{letter}>", plain("draft"), {"draft": ""}, max_prompt=8, max_tokens=5)
     editor = Role("editor", "{letter}:{draft}>", plain("final"), {"final": ""}, max_prompt=32, max_tokens=5)
     rewards = (broadcast(vowels_and_order),)
     team = Workflow("words", sequence(writer, editor), ("letter",), rewards=rewards, metrics={"score": vowels_and_order})
-    return World(team, tasks, "score", PlainText(TOKENIZER, TOKENIZER.stop_ids), player)
+    return Environment(team, tasks, "score", PlainText(TOKENIZER, TOKENIZER.stop_ids), player)
 
 
 def main(workdir: str = "runs/own_team", steps: int = 60, **options) -> None:

@@ -7,7 +7,7 @@ import re
 
 import marl_llm as ml
 from marl_llm.games.descriptions import description_tasks
-from marl_llm.workflows import Role, Workflow, World, plain, together
+from marl_llm.workflows import Environment, Role, Workflow, plain, together
 from marl_llm.workflows.rewards import broadcast
 from marl_llm.workflows.splits import listed_tasks
 
@@ -30,12 +30,12 @@ def score(path) -> float:
     return (good_title + min(len(good_tags), 3) / max(len(tags), 3)) / 2
 
 
-def titles() -> World:
+def titles() -> Environment:
     """Neither role sees what the other writes."""
     titler = Role("titler", TEXT + "Write a title of 3 to 7 words. Reply with the title alone.", plain("title"), {"title": ""}, **SIZES)
     tagger = Role("tagger", TEXT + "Name three tags: three single words, with commas between.", plain("tags"), {"tags": ""}, **SIZES)
     team = Workflow("titles", together(titler, tagger), ("post",), rewards=(broadcast(score),), metrics={"score": score})
-    return World(team, listed_tasks(description_tasks()), "score")
+    return Environment(team, listed_tasks(description_tasks()), "score")
 
 
 def main(workdir: str = "runs/titles", path: str = "models/smollm2", steps: int = 60, **options) -> None:

@@ -34,7 +34,7 @@ ROLES = {
 }
 
 
-@ml.workflows.team(hidden=("target",), tasks=ROWS, roles=ROLES, speech=CHAT, script=player)
+@ml.workflows.team(hidden=("target",), tasks=ROWS, roles=ROLES, renderer=CHAT, script=player)
 async def addition(t, task):
     """The planner decides itself whether it calls the adder; the reward goes to all calls, the adder's too."""
     answer = await t.planner(task.digits)

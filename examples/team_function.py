@@ -26,7 +26,7 @@ SIZES = {"max_prompt": 16, "max_tokens": 5}
 ROLES = {"planner": SIZES, "solver": SIZES, "checker": SIZES}
 
 
-@ml.workflows.team(hidden=("target",), tasks=ROWS, roles=ROLES, speech=PlainText(TOKENIZER, TOKENIZER.stop_ids), script=player)
+@ml.workflows.team(hidden=("target",), tasks=ROWS, roles=ROLES, renderer=PlainText(TOKENIZER, TOKENIZER.stop_ids), script=player)
 async def colours(t, task):
     """Each `await` asks a role or a tool; `if`, `for` and `gather` are Python's."""
     digit = await t.planner(f"p {task.shelf}")

@@ -23,7 +23,7 @@ COMMANDS = {
     "runs": ("marl_llm.cli.runs", "list the runs below a folder: state, steps, result"),
     "plan": ("marl_llm.cli.plan", "memory and time of a config on an accelerator"),
     "serve": ("marl_llm.cli.serve", "a role of a run, or a checkpoint, as chat completions on this machine"),
-    "coach": ("marl_llm.cli.coach", "train a small coach to say what a world's rubric says, and measure it"),
+    "coach": ("marl_llm.cli.coach", "train a small coach to say what an environment's rubric says, and measure it"),
     "injections": ("marl_llm.cli.injections", "how many injected texts raise the scores of a config's coach"),
     "chat": ("marl_llm.cli.chat", "talk with a role of a run, or a checkpoint, in the terminal"),
     "tiny": ("marl_llm.cli.make_tiny_checkpoint", "write a small checkpoint with random weights, to try what is meant for real ones"),

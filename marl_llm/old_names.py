@@ -6,6 +6,7 @@ with one is refused in a line that names the new one.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -61,6 +62,19 @@ ENGINE_NAMES = MappingProxyType(  # of `marl_llm.sampling`
         "LaneConfig": "EngineConfig",
     }
 )
+MODULE_NAMES = MappingProxyType(  # module -> its names; files of games in run directories import the old ones
+    {
+        "marl_llm.workflows": {"World": "Environment", "Speech": "Renderer"},
+        "marl_llm.training": {
+            "Policy": "TrainState",
+            "make_policy": "make_train_state",
+            "fresh_policy": "fresh_train_state",
+            "step_policy": "apply_gradient",
+            "Advice": "Advantages",
+            "advise": "compute_advantages",
+        },
+    }
+)
 SECTIONS = MappingProxyType({"warm_start": "sft"})
 PHASES = MappingProxyType({"warm_start": "sft"})
 OPTIONS = MappingProxyType(dict(RECIPE_FIELDS) | dict(ROLLOUT_OPTIONS) | dict(SECTIONS))
@@ -75,6 +89,15 @@ def new_name(word: object, known: Iterable[object]) -> str | None:
     words = [OPTIONS.get(str(word)), *(values.get(str(word)) for values in (*ROLLOUT_VALUES.values(), {"void": "abort"}))]
     names = set(map(str, known))
     return next((new for new in words if new in names and str(word) not in names), None)
+
+
+def new_object(module: str, name: str) -> Any:
+    """What a module calls by another name now, with a `FutureWarning`. For its `__getattr__`; raises `AttributeError` for other names."""
+    if name not in MODULE_NAMES[module]:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    new = MODULE_NAMES[module][name]
+    warnings.warn(f"{module}.{name} is called {new} now", FutureWarning, stacklevel=3)
+    return getattr(sys.modules[module], new)
 
 
 def convert_recipe_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ GIVEN = {
     "library.md": {"env", "agent", "turn", "team", "local", "log_probs", "old_log_probs", "mask", "game", "assignment", "models", "options",
                    "mesh", "tokens", "where", "jax", "prompts", "step"},
     "attach.md": {"ask", "play"},
-    "coaches.md": {"World", "workflow", "tasks", "speech", "script"},
+    "coaches.md": {"Environment", "workflow", "tasks", "renderer", "script"},
     "sandbox.md": {"codes", "step_one", "step_two", "text"},
     "workflows.md": {"generator"},
     "team_rules.md": {"finished", "plain", "repeat", "Role", "run", "stop", "tool", "when"},

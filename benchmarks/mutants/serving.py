@@ -140,7 +140,7 @@ FAULTS = {
         "the seed forgets the messages' order of keys": ("sort_keys=True).encode()).digest()", "sort_keys=False).encode()).digest()"),
         "whatever ended a reply is its length": ("finish = \"stop\" if done.finish == \"stop\" else \"length\"", "finish = \"length\" if done.finish == \"length\" else \"stop\""),
         "a word that is unknown is encoded": ("for text in asked.texts(asked.covered) for word", "for text in asked.texts(asked.covered)[:1] for word"),
-        "a text's stop id is kept": ("self.speech.tokenizer.decode(drawn[:-1] if drawn and drawn[-1] in self.speech.stop_ids else drawn)", "self.speech.tokenizer.decode(drawn)"),
+        "a text's stop id is kept": ("self.renderer.tokenizer.decode(drawn[:-1] if drawn and drawn[-1] in self.renderer.stop_ids else drawn)", "self.renderer.tokenizer.decode(drawn)"),
         "a prompt of any length is encoded": ("> MOST_CHARACTERS * self.max_prompt:", "> 10**9:"),
         "a request may ask for more than the lane holds": ("min(options.max_tokens or self.max_tokens, self.max_tokens)", "options.max_tokens or self.max_tokens"),
         "a version that is given is not told": ("done.version if self.version is None else self.version", "done.version"),

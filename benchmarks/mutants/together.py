@@ -63,7 +63,7 @@ FAULTS = {
         "each minibatch's tied groups count in full": ("share = units(kept) * self.options.epochs / len(minibatches)", "share = units(kept)"),
     },
     (R + "team.py", MEANS): {
-        "the running mean follows advantages": ("returns = advice.advantages + table.running", "returns = advice.advantages + 0 * table.running"),
+        "the running mean follows advantages": ("returns = advantages.estimates + table.running", "returns = advantages.estimates + 0 * table.running"),
         "rows that do not count move the running mean": ("decay=recipe.ema_decay, where=table.where", "decay=recipe.ema_decay", f"{TOGETHER}::test_running_means_leave_out_rows_that_do_not_count"),
         "rows that do not count are samples": ("int(np.sum(table.where & plays[name][table.agent]))", "int(np.sum(plays[name][table.agent]))", STEERED),
         "what is taken off is the first role's": ("running=self.running[table.agent]", "running=self.running[0 * table.agent]"),

@@ -3,10 +3,10 @@
 R, T = "marl_llm/training/", "tests/training/"
 
 FAULTS = {
-    (R + "policy.py", T + "test_learner.py " + T + "test_update.py"): {
+    (R + "train_state.py", T + "test_learner.py " + T + "test_update.py"): {
         "the optimizer's memory is made anew at each step": (
-            ".update(gradient, policy.optimizer, policy.params, finite=finite)",
-            ".update(gradient, optimizer.init(policy.params), policy.params, finite=finite)",
+            ".update(gradient, state.opt_state, state.params, finite=finite)",
+            ".update(gradient, optimizer.init(state.params), state.params, finite=finite)",
         ),
         "a step climbs the loss": ("lambda u: learning_rate * u", "lambda u: -learning_rate * u"),
         "gradients are not clipped": ("scale = jnp.minimum(1.0, most / optax.tree.norm(gradient))", "scale = 1.0"),
@@ -35,7 +35,7 @@ FAULTS = {
         "the game's files are not claimed": ('claims |= {f"game/{file}": digest', 'claims |= {} and {f"game/{file}": digest'),
         "names of variables are no claims": ('OUTSIDE = ("url", "key_env",', 'OUTSIDE = ("url",'),
     },
-    (R + "policy.py", T + "test_policy_precision.py"): {
+    (R + "train_state.py", T + "test_policy_precision.py"): {
         "norms are decayed": ('endswith(("norm", "bias", "embedding"))', 'endswith(("bias", "embedding"))'),
         "nothing is decayed": ("u + weight_decay * p if decays else u", "u"),
     },
@@ -44,7 +44,7 @@ FAULTS = {
             "self.trained, self.reference, tokens", "self.trained, self.reference and jax.tree.map(jnp.copy, self.params), tokens"
         ),
         "the supervised warm-up's optimizer memory is carried over": (
-            "        self.release()  # old moments go before the new ones come\n        policy = self._policy(trained) if own is None else self._placed(Policy(own, self.options.optimizer.init(own)))",
+            "        self.release()  # old moments go before the new ones come\n        policy = self._policy(trained) if own is None else self._placed(TrainState(own, self.options.optimizer.init(own)))",
             "        policy = self._policy(trained) if own is None else self.policy",
         ),
         "the KL that is charged is to the present policy": ("self._token_kl(self.reference, tokens", "self._token_kl(self.params, tokens"),
@@ -118,7 +118,7 @@ FAULTS = {
         "a device needs adapters whole": ("return Work(flops / tensor, state", "return Work(once * (3 + again) / tensor + flops - once * (3 + again), state"),
         "a prompt's scores are a square": ("seen = prompt * prompt / 2 +", "seen = prompt * prompt +"),
     },
-    (R + "policy.py", T + "test_memory.py"): {
+    (R + "train_state.py", T + "test_memory.py"): {
         "a step is made from moments that may not be kept": ("optax.tree.bias_correction(state.mu, b1", "optax.tree.bias_correction(new.mu, b1"),
     },
     ("marl_llm/planning/programs.py", "tests/experiments/test_plan.py"): {

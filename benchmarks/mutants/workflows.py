@@ -70,7 +70,7 @@ FAULTS = {
         ),
         "any accepted answer but the best": ("return max(_f1(", "return min(_f1("),
     },
-    (W + "speech.py", T + "test_workflow_roles.py " + T + "test_workflow_controller.py"): {
+    (W + "renderer.py", T + "test_workflow_roles.py " + T + "test_workflow_controller.py"): {
         "too much is trimmed": ("low, high, best = 1, len(value), None", "low, high, best = len(value) // 2, len(value), None"),
         "an unfinished reply loses its last token": ("ids[:-1] if finished else ids", "ids[:-1]"),
     },

@@ -69,7 +69,7 @@ def at_grpo_full(config):
     """The constants of Stronger-MAS (§5.1, App. C.1) for Qwen3-1.7B and 8B; `config` has the recipe "at_grpo", whose K is 4 and alpha 1.
 
     150 steps; Adam with rate 1e-6, weight decay 0.01, gradients clipped at 1.0, one epoch, no entropy bonus; thinking off; greedy
-    validation. Prompt and response budgets are those of the world's roles, and so is T = 4.
+    validation. Prompt and response budgets are those of the environment's roles, and so is T = 4.
 
     Readings, where the paper is silent or short: the global batch of 128 is 32 tasks with K = 4 candidates; the PPO minibatch of 64 is in
     prompts; the ratio is clipped at 0.2. The rate decays linearly to 5 %, as all runs here do; the paper states no schedule.

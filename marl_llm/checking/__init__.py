@@ -1,7 +1,7 @@
 """Second floor: a game or a workflow is checked against the laws before anyone pays for training it. No model is needed.
 
-`check(world)` plays it with its scripted player, its random player and with junk, and returns one `Finding` per check. A value-state game
-is played as the world that `marl_llm.games.hosted` makes of it. docs/check.md says what each check proves and what it cannot.
+`check(environment)` plays it with its scripted player, its random player and with junk: one `Finding` per check. A value-state game
+is played as the environment that `marl_llm.games.hosted` makes of it. docs/check.md says what each check proves and what it cannot.
 """
 
 from marl_llm.checking.plays import CheckError, Subject

@@ -18,7 +18,7 @@ SHARE = 0.5  # a prompt that shows its own task's hidden value so much more ofte
 
 def secrets(subject: Subject) -> Iterator[Finding]:
     """Whether a planted nonce of a hidden field, or a hidden value itself, reaches a prompt that was not meant to show it."""
-    workflow = subject.world.workflow
+    workflow = subject.environment.workflow
     if not workflow.hidden:
         yield note("secrets", 11, "the task has no hidden fields")
         return
@@ -53,7 +53,7 @@ def _nonces(subject: Subject) -> tuple[str | None, int, int]:
             subject.play([task], heard_by(words, heard))
         except Exception:  # a tool that cannot read what was planted; the prompts before it were noted
             continue
-    revealing = {field for node in subject.world.workflow.nodes.values() for field in getattr(node, "reveals", ())} | {REVEALED}
+    revealing = {field for node in subject.environment.workflow.nodes.values() for field in getattr(node, "reveals", ())} | {REVEALED}
     for turn, prompt in heard:
         for mark in re.findall(r"zq\d+x(\w+)vk", prompt):
             shown = [field for field in revealing if f"x{mark}vk" in plain(turn.fields.get(field))]
@@ -67,7 +67,7 @@ def _nonces(subject: Subject) -> tuple[str | None, int, int]:
 def _told(subject: Subject) -> str | None:
     """Whether prompts of players that say nothing show the hidden value of their own task, and not those of other tasks."""
     tasks = subject.draw(subject.tasks)
-    values = {task.number: _values(task, subject.world.workflow) for task in tasks}
+    values = {task.number: _values(task, subject.environment.workflow) for task in tasks}
     seen: dict[tuple[str, str], list[tuple[int, str]]] = {}
     try:
         episodes = subject.play(tasks, silent)
@@ -79,7 +79,7 @@ def _told(subject: Subject) -> str | None:
         path = episode.trajectories[0].events if episode.trajectories else episode.remains
         for event in path:
             if isinstance(event, ToolUse):
-                if getattr(subject.world.workflow.nodes.get(event.node), "reveals", ()):
+                if getattr(subject.environment.workflow.nodes.get(event.node), "reveals", ()):
                     break
                 continue
             for field in values[episode.task.number]:

@@ -26,38 +26,38 @@ TEXTS: Mapping[str, str] = {
 }
 
 
-def battery(speech: Any) -> dict[str, Says]:
+def battery(renderer: Any) -> dict[str, Says]:
     """Name -> a player that always says that, within its role's budget."""
-    fixed = {name: (lambda turn, text=text: cut_to(turn, text, speech)) for name, text in TEXTS.items()}
-    return {**fixed, "copied prompt": _copied(speech), "instructions": _instructions(speech), "random tokens": _random(speech)}
+    fixed = {name: (lambda turn, text=text: cut_to(turn, text, renderer)) for name, text in TEXTS.items()}
+    return {**fixed, "copied prompt": _copied(renderer), "instructions": _instructions(renderer), "random tokens": _random(renderer)}
 
 
-def _copied(speech: Any) -> Says:
+def _copied(renderer: Any) -> Says:
     def says(turn: ScriptTurn) -> Words:
         if turn.role.speaks_ids:
             return turn.role.prompt_ids(turn.fields)[: turn.role.max_tokens]
-        return cut_to(turn, "\n".join(message.content for message in turn.messages), speech)
+        return cut_to(turn, "\n".join(message.content for message in turn.messages), renderer)
 
     return says
 
 
-def _instructions(speech: Any) -> Says:
+def _instructions(renderer: Any) -> Says:
     """The role's template: the format example that stands in it, and nothing of the task."""
 
     def says(turn: ScriptTurn) -> Words:
         text = turn.role.prompt if isinstance(turn.role.prompt, str) else ""
-        return cut_to(turn, text.replace("{{", "{").replace("}}", "}"), speech)
+        return cut_to(turn, text.replace("{{", "{").replace("}}", "}"), renderer)
 
     return says
 
 
-def _random(speech: Any) -> Callable[[ScriptTurn], Words]:
+def _random(renderer: Any) -> Callable[[ScriptTurn], Words]:
     def says(turn: ScriptTurn) -> Words:
         dice = random.Random(repr(turn.seed))
-        if speech is None:
+        if renderer is None:
             return cut_to(turn, "".join(chr(dice.randrange(32, 127)) for _ in range(LONG)), None)
-        size, most = speech.tokenizer.vocab_size, turn.role.max_tokens
+        size, most = renderer.tokenizer.vocab_size, turn.role.max_tokens
         ids = tuple(dice.randrange(size) for _ in range(dice.randrange(most) + 1))
-        return ids if turn.role.speaks_ids else speech.tokenizer.decode(ids)
+        return ids if turn.role.speaks_ids else renderer.tokenizer.decode(ids)
 
     return says

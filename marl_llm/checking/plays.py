@@ -1,4 +1,4 @@
-"""Plays of a world by players that are no models: how they are made, what they say, and how two of them are compared."""
+"""Plays of an environment by players that are no models: how they are made, what they say, and how two of them are compared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from marl_llm.algorithms import Recipe, make_recipe
 from marl_llm.reporting.files import Jsonable
 from marl_llm.sampling.requests import SamplingParams
-from marl_llm.workflows import Assignment, Controller, Episode, RoleCall, Rollout, Scripted, ScriptTurn, Task, Trajectory, World
+from marl_llm.workflows import Assignment, Controller, Environment, Episode, RoleCall, Rollout, Scripted, ScriptTurn, Task, Trajectory
 from marl_llm.workflows.play import finish, run_all
 from marl_llm.workflows.samples import SampleTable, sample_table
 
@@ -39,7 +39,7 @@ class Subject:
     """What is checked, and how much of it is played.
 
     Attributes:
-      world: a workflow with its tasks; `games.hosted.hosted` makes one of a value-state game.
+      environment: a workflow with its tasks; `games.hosted.hosted` makes one of a value-state game.
       tasks, plays: of the scripted and of the random player: plays of each task.
       few: tasks of every other check.
       held_out: tasks of each split that are compared with those of the others.
@@ -48,7 +48,7 @@ class Subject:
       recipe: how it is to be trained.
     """
 
-    world: World
+    environment: Environment
     tasks: int = 16
     plays: int = 4
     few: int = 4
@@ -60,48 +60,49 @@ class Subject:
     def __post_init__(self):
         if min(self.tasks, self.few, self.held_out) < 2 or self.plays < 2 or self.bound <= 0:
             raise CheckError("a check needs at least 2 tasks, 2 plays of each and a bound above 0")
-        tooled = [name for name, role in self.world.workflow.roles.items() if role.tools]
-        if tooled and self.world.speech is None:
-            why = "its scripted player needs the world's speech, a chat format, to call them"
+        tooled = [name for name, role in self.environment.workflow.roles.items() if role.tools]
+        if tooled and self.environment.renderer is None:
+            why = "its scripted player needs the environment's renderer, a chat format, to call them"
             raise CheckError(f"role {tooled[0]!r} calls tools within its response, and {why}: it cannot be checked")
 
     @functools.cached_property
     def honest(self) -> tuple[Episode, ...] | None:
-        """Plays of the scripted player; None where the world has none."""
-        return None if self.world.script is None else self.play(self.draw(self.tasks), self.world.script, self.plays)
+        """Plays of the scripted player; None where the environment has none."""
+        return None if self.environment.script is None else self.play(self.draw(self.tasks), self.environment.script, self.plays)
 
     @functools.cached_property
-    def floor(self) -> tuple[Episode, ...] | None:
-        """Plays of the random player; None where the world has none."""
-        return None if self.world.floor is None else self.play(self.draw(self.tasks), self.world.floor, self.plays)
+    def random(self) -> tuple[Episode, ...] | None:
+        """Plays of the random player; None where the environment has none."""
+        player = self.environment.random_player
+        return None if player is None else self.play(self.draw(self.tasks), player, self.plays)
 
     @property
     def says(self) -> Says:
         """The best player that there is: the scripted one, else the random one, else one that says nothing."""
-        return self.world.script or self.world.floor or silent
+        return self.environment.script or self.environment.random_player or silent
 
     def draw(self, count: int) -> list[Task]:
         """The first training tasks."""
-        return self.world.tasks("train", 0, count)
+        return self.environment.tasks("train", 0, count)
 
     def play(self, tasks: Sequence[Task], says: Says, plays: int = 1, **options: Any) -> tuple[Episode, ...]:
         """Plays every task, also where all plays are aborted. `options` are those of `Controller`. Raises `WorkflowError`."""
-        world = self.world
-        assignment = Assignment(dict.fromkeys(world.workflow.roles, PLAYER), {PLAYER: Scripted(says)})
-        speech = {} if world.speech is None else {PLAYER: world.speech}
+        environment = self.environment
+        assignment = Assignment(dict.fromkeys(environment.workflow.roles, PLAYER), {PLAYER: Scripted(says)})
+        renderer = {} if environment.renderer is None else {PLAYER: environment.renderer}
         options = {"attempts": 1, "settings": SamplingParams(), **options}
-        with Controller(world.workflow, assignment, None, speech, **options) as controller:
+        with Controller(environment.workflow, assignment, None, renderer, **options) as controller:
             jobs = [controller.episode(task, 0, play, plays) for task in tasks for play in range(plays)]
             return tuple(finish(run_all(jobs)))
 
     def table(self, episodes: Sequence[Episode], plays: int) -> SampleTable:
         """The samples of these plays."""
-        assignment = Assignment(dict.fromkeys(self.world.workflow.roles, PLAYER))
-        return sample_table(Rollout(self.world.workflow, assignment, 0, plays, tuple(episodes), 0.0), training=(PLAYER,))
+        assignment = Assignment(dict.fromkeys(self.environment.workflow.roles, PLAYER))
+        return sample_table(Rollout(self.environment.workflow, assignment, 0, plays, tuple(episodes), 0.0), training=(PLAYER,))
 
     def score(self, path: Trajectory) -> float:
         """The headline of one trajectory."""
-        return float(self.world.workflow.metrics[self.world.headline](path))
+        return float(self.environment.workflow.metrics[self.environment.headline](path))
 
 
 # --- players ---------------------------------------------------------------------------------------------------------------------------
@@ -214,11 +215,11 @@ def mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if len(values) else 0.0
 
 
-def cut_to(turn: ScriptTurn, text: str, speech: Any) -> Words:
+def cut_to(turn: ScriptTurn, text: str, renderer: Any) -> Words:
     """What a model could have said of a text: no more than the role's budget, its stop token included."""
     most = turn.role.max_tokens
-    if speech is None:
+    if renderer is None:
         return text[: most * CHARACTERS_PER_TOKEN]
     text = text.encode("utf-8", "replace").decode()
-    ids = speech.tokenizer.encode(text[: most * 16])[: most - 1]
-    return (*ids, speech.stop_ids[0]) if turn.role.speaks_ids else speech.tokenizer.decode(ids)
+    ids = renderer.tokenizer.encode(text[: most * 16])[: most - 1]
+    return (*ids, renderer.stop_ids[0]) if turn.role.speaks_ids else renderer.tokenizer.decode(ids)

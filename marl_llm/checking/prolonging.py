@@ -70,7 +70,7 @@ class Growth:
 
 def prolonging(subject: Subject) -> Iterator[Finding]:
     """Law 11: the return that the recipe trains on does not grow with the number of turns at the same score."""
-    recipe, workflow = subject.recipe, subject.world.workflow
+    recipe, workflow = subject.recipe, subject.environment.workflow
     if not any(isinstance(node, Choose | Each | FunctionNode | Repeat) for node in walk(workflow.body)):
         yield passed("turns", 11, "every play has the same turns: the workflow has no loop and no choice")
         return
@@ -95,11 +95,11 @@ def prolonging(subject: Subject) -> Iterator[Finding]:
 
 def _kinds(subject: Subject) -> Kinds:
     """(how plays were made longer, whose return counts) -> plays. Those of `SCRIPTED` are what the late ones are compared with."""
-    tasks, found = subject.draw(subject.few), {("random play", FIRST): subject.floor or ()}
+    tasks, found = subject.draw(subject.few), {("random play", FIRST): subject.random or ()}
     if subject.honest is None:
         return found
     found |= {("scripted play", FIRST): subject.honest, SCRIPTED: subject.play(tasks, subject.says, PLAYS)}
-    roles = tuple(subject.world.workflow.roles)
+    roles = tuple(subject.environment.workflow.roles)
     late = {role: (role,) for role in roles} | ({"everybody": roles} if len(roles) > 1 else {})
     for (how, words), (who, holding) in itertools.product(_held_back(subject, found[SCRIPTED]).items(), late.items()):
         kind = f"{who} {how}{LATE}", who if len(holding) == 1 else FIRST
@@ -125,7 +125,7 @@ def _held_back(subject: Subject, scripted: Sequence[Episode]) -> dict[str, Says]
         return words[: len(words) // 2]
 
     found = {"says nothing": silent, "says what suits another task": of_another, "says half of it": half}
-    return found | ({"says random words": subject.world.floor} if subject.world.floor else {})
+    return found | ({"says random words": subject.environment.random_player} if subject.environment.random_player else {})
 
 
 def _late(says: Says, words: Says, roles: Sequence[str]) -> Says:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from marl_llm.checking.plays import Subject, again, heard_by
 from marl_llm.checking.verdict import Finding
 from marl_llm.reporting.formats import visible
-from marl_llm.workflows import ScriptTurn, World
+from marl_llm.workflows import Environment, ScriptTurn
 
 _MARKS = {"pass": "ok  ", "warn": "WARN", "fail": "FAIL", "note": "note"}
 
@@ -32,9 +32,9 @@ def report_text(verdicts: Sequence[Finding], width: int = 140) -> str:
     return "\n".join(lines)
 
 
-def first_prompts(world: World) -> dict[str, str]:
+def first_prompts(environment: Environment) -> dict[str, str]:
     """Role -> the first prompt that it reads, on the first training task."""
-    subject, heard = Subject(world), list[tuple[ScriptTurn, str]]()
+    subject, heard = Subject(environment), list[tuple[ScriptTurn, str]]()
     tasks = subject.draw(2)[:1]
     subject.play(tasks, heard_by(again(subject.play(tasks, subject.says)), heard))
     found: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The checks: each plays a world and returns verdicts with evidence. `CHECKS` lists them in the order of the report."""
+"""The checks: each plays an environment and returns verdicts with evidence. `CHECKS` lists them in the order of the report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from marl_llm.checking.verdict import Finding, failed, note, passed, verdict
 from marl_llm.games.protocol import SPLITS
 from marl_llm.reporting.files import to_json
 from marl_llm.text import unknown_words
-from marl_llm.workflows import Episode, RoleCall, WorkflowError, World
+from marl_llm.workflows import Environment, Episode, RoleCall, WorkflowError
 
 __all__ = ["CHECKS", "Finding", "check"]
 
@@ -43,7 +43,7 @@ def same_seed(subject: Subject) -> Iterator[Finding]:
         return
     backwards, one = {}, []
     for number in reversed(range(subject.few)):
-        task = subject.world.tasks("train", number, 1)[0]
+        task = subject.environment.tasks("train", number, 1)[0]
         one.append(plain([task.number, task.fields, task.hidden]))
         backwards[number] = list(map(happened, subject.play([task], subject.says, 2)))
     alone = [play for number in range(len(tasks)) for play in backwards[number]]
@@ -68,7 +68,7 @@ def forks(subject: Subject) -> Iterator[Finding]:
     three = list(map(happened, subject.play(tasks, says, 3)))
     differences = [_difference([before[n]] * 3, three[3 * n : 3 * n + 3]) for n in range(len(tasks))]
     count, forked = 3 * len(tasks), []
-    for role in subject.world.workflow.roles:
+    for role in subject.environment.workflow.roles:
         try:
             found = subject.play(tasks, says, branching={role: 2}, pick="first", score="at_end")
         except WorkflowError as error:
@@ -89,7 +89,7 @@ def forks(subject: Subject) -> Iterator[Finding]:
 def groups(subject: Subject) -> Iterator[Finding]:
     """Law 3: tasks have their own numbers, candidates saw one prompt, and all plays of a task begin with one prompt per role."""
     wanted = range(3, 3 + subject.few)
-    numbers = [task.number for task in subject.world.tasks("train", wanted.start, len(wanted))]
+    numbers = [task.number for task in subject.environment.tasks("train", wanted.start, len(wanted))]
     if numbers != list(wanted):
         yield failed("groups", 3, f"tasks {wanted.start} to {wanted[-1]} have the numbers {numbers}: groups of different tasks would mix")
         return
@@ -110,7 +110,7 @@ def groups(subject: Subject) -> Iterator[Finding]:
 
 def splits(subject: Subject) -> Iterator[Finding]:
     """Law 12: no task of one split occurs in another."""
-    content = {s: {plain(task.fields): task.number for task in subject.world.tasks(s, 0, subject.held_out)} for s in SPLITS}
+    content = {s: {plain(task.fields): task.number for task in subject.environment.tasks(s, 0, subject.held_out)} for s in SPLITS}
     if len(set().union(*content.values())) == 1:
         text = "all tasks look the same: there is one task and nothing is held out, or they differ in hidden fields alone (a deal, a seed)"
         yield note("splits", 12, text)
@@ -130,31 +130,31 @@ def junk(subject: Subject) -> Iterator[Finding]:
     In a team all roles say junk. Of rivals somebody always wins, so there one role at a time says junk, against the scripted player.
     """
     tasks, broken, aborted, paid = subject.draw(subject.few), [], [], []
-    honest, floor = subject.honest, subject.floor
-    plays = [*(honest or ()), *(floor or ())]
+    honest, chance = subject.honest, subject.random
+    plays = [*(honest or ()), *(chance or ())]
     beyond = {(e.task.number, one.node) for e in plays for one in e.failures if one.kind == "prompt"}  # the check of budgets reports them
-    for name, says in battery(subject.world.speech).items():
+    for name, says in battery(subject.environment.renderer).items():
         try:
             found = subject.play(tasks, says)
         except Exception as error:  # whatever a game's functions raise is the finding
             broken.append(f"{name}: {type(error).__name__}: {error}")
             continue
         aborted += [f"{name}: {one.node}: {one.message}" for e in found for one in e.failures if (e.task.number, one.node) not in beyond]
-        overpaid = _beaten(subject, tasks, says) if subject.world.rivals else _overpaid(subject, found, honest, floor)
+        overpaid = _beaten(subject, tasks, says) if subject.environment.rivals else _overpaid(subject, found, honest, chance)
         paid += [f"{name}: {why}" for why in overpaid]
-    count = len(battery(subject.world.speech))
+    count = len(battery(subject.environment.renderer))
     text = f"{count} kinds of junk raised nothing and aborted no play"
     yield verdict("junk", 14, not broken and not aborted, text, "; ".join((broken + aborted)[:3]))
     if honest is None:
         yield note("junk pay", 11, "there is no scripted player to compare with")
         return
     text = f"{count} kinds of junk earned less than half of the scripted player's score and rewards"
-    if subject.world.rivals:
+    if subject.environment.rivals:
         text = f"{count} kinds of junk, in each seat against the scripted player, won less than half of what that player wins there"
     yield verdict("junk pay", 11, not paid, text, "; ".join(paid[:3]))
 
 
-def _overpaid(subject: Subject, found, honest, floor) -> Iterator[str]:
+def _overpaid(subject: Subject, found, honest, chance) -> Iterator[str]:
     """Why junk earned half of honest play or more. Where the scripted player is no better than the random one, half of it says nothing."""
     if honest is None:
         return
@@ -162,8 +162,8 @@ def _overpaid(subject: Subject, found, honest, floor) -> Iterator[str]:
     def scores(plays):
         return [subject.score(path) for one in plays for path in one.trajectories]
 
-    kinds = {"the score": (scores(found), scores(honest), scores(floor or ()))}
-    ours, theirs, random = pays(found), pays(honest), pays(floor or ())
+    kinds = {"the score": (scores(found), scores(honest), scores(chance or ()))}
+    ours, theirs, random = pays(found), pays(honest), pays(chance or ())
     kinds |= {f"the rewards of {role}": (ours.get(role, []), theirs[role], random.get(role, [])) for role in theirs}
     for name, (junk_, honest_, floor_) in kinds.items():
         got, full, chance = mean(junk_), mean(honest_), mean(floor_)
@@ -175,7 +175,7 @@ def _beaten(subject: Subject, tasks, says) -> Iterator[str]:
     """Why junk in one seat won half of what the scripted player wins there or more; the other seats are the scripted player's."""
     if subject.honest is None:
         return
-    for seat in subject.world.rivals:
+    for seat in subject.environment.rivals:
         def speak(turn, seat=seat):
             return says(turn) if turn.role.name == seat else subject.says(turn)
 
@@ -199,17 +199,17 @@ def people(subject: Subject) -> Iterator[Finding]:
             json.dumps(task.fields, default=to_json, allow_nan=False)
         except (TypeError, ValueError) as error:
             problems.append(f"task {task.number} is no JSON: {error}")
-    if subject.world.picture is not None:
+    if subject.environment.picture is not None:
         for path in (path for play in plays for path in play.trajectories):
-            lines = max(lines, len(subject.world.picture(path.fields) or ()))
+            lines = max(lines, len(subject.environment.picture(path.fields) or ()))
     text = f"{len(plays)} tasks are JSON{f', pictures have up to {lines} lines' * bool(lines)}"
     yield verdict("people", 10, not problems, text, "; ".join(problems[:1]))
 
 
 def bounds(subject: Subject) -> Iterator[Finding]:
     """Law 10: rewards are finite and bounded, the headline is in [0, 1], and a zero-sum game sums to zero."""
-    kinds = {"scripted": subject.honest, "random": subject.floor}
-    kinds |= {name: _tolerant(subject, says) for name, says in battery(subject.world.speech).items()}
+    kinds = {"scripted": subject.honest, "random": subject.random}
+    kinds |= {name: _tolerant(subject, says) for name, says in battery(subject.environment.renderer).items()}
     largest, worst, outside, sums = 0.0, "", [], []
     for name, episodes in kinds.items():
         for path in (path for one in episodes or () for path in one.trajectories):
@@ -218,7 +218,7 @@ def bounds(subject: Subject) -> Iterator[Finding]:
                     if not np.isfinite(value) or abs(value) > largest:
                         largest, worst = abs(value) if np.isfinite(value) else np.inf, f"{call} of the {name} player"
             if not 0.0 <= subject.score(path) <= 1.0:
-                outside.append(f"{subject.world.headline} is {subject.score(path)} in a play of the {name} player")
+                outside.append(f"{subject.environment.headline} is {subject.score(path)} in a play of the {name} player")
             sums.append(abs(sum(pay.team + pay.local for pay in path.earned.values())))
     problems = [f"|reward| reaches {largest:g} at {worst}; the bound is {subject.bound:g}"] if largest > subject.bound else []
     problems += outside[:1] + ([f"declared zero-sum, a play sums to {max(sums):g}"] if subject.zero_sum and max(sums) > 1e-5 else [])
@@ -228,14 +228,14 @@ def bounds(subject: Subject) -> Iterator[Finding]:
 
 def unpaid(subject: Subject) -> Iterator[Finding]:
     """Law 10: which roles no reward ever pays, not even 0: the scripted, the random and the junk player earn nothing in them."""
-    players = [subject.honest, subject.floor, *(_tolerant(subject, says) for says in battery(subject.world.speech).values())]
+    players = [subject.honest, subject.random, *(_tolerant(subject, says) for says in battery(subject.environment.renderer).values())]
     paid: set[str] = set()
     for path in (path for episodes in players for one in episodes or () for path in one.trajectories):
         for call in path.calls:
             pay = path.earned[call.id]
             if pay.components or pay.team or pay.local or pay.team_paid:
                 paid.add(call.role)
-    roles = list(subject.world.workflow.roles)
+    roles = list(subject.environment.workflow.roles)
     never = [role for role in roles if role not in paid]
     if not never:
         yield passed("pay", 10, f"every role is paid: {', '.join(roles)}")
@@ -257,14 +257,14 @@ def _tolerant(subject: Subject, says) -> tuple[Episode, ...]:
 
 def budgets(subject: Subject) -> Iterator[Finding]:
     """Law 10: the longest prompt that was met fits, and so does what the scripted player says."""
-    plays = [*(subject.honest or ()), *(subject.floor or ())] or list(subject.play(subject.draw(subject.few), subject.says))
-    roles, problems, notes = subject.world.workflow.roles, [], []
+    plays = [*(subject.honest or ()), *(subject.random or ())] or list(subject.play(subject.draw(subject.few), subject.says))
+    roles, problems, notes = subject.environment.workflow.roles, [], []
     for episode in plays:
         problems += [f"{one.node}: {one.message}" for one in episode.failures if one.kind == "prompt"]
     calls = [event for one in plays for event in one.events() or one.remains if isinstance(event, RoleCall)]
     for name, role in roles.items():
         mine = [call for call in calls if call.role == name]
-        known = subject.world.speech is not None
+        known = subject.environment.renderer is not None
         size = (lambda call: len(call.prompt_ids)) if known else (lambda call: len(call.prompt) // 3)
         prompt, said = max(map(size, mine), default=0), max((call.tokens.size for call in mine), default=0)
         about = "" if known else "about "
@@ -282,10 +282,10 @@ def budgets(subject: Subject) -> Iterator[Finding]:
 
 
 def _unread(subject: Subject, calls: list[RoleCall]) -> list[str]:
-    """The words of these calls' prompts that the world's vocabulary cannot spell, each once."""
-    if subject.world.speech is None:  # each checkpoint has its own
+    """The words of these calls' prompts that the environment's vocabulary cannot spell, each once."""
+    if subject.environment.renderer is None:  # each checkpoint has its own
         return []
-    words = (unknown_words(subject.world.speech.tokenizer, call.prompt) for call in calls)
+    words = (unknown_words(subject.environment.renderer.tokenizer, call.prompt) for call in calls)
     return list(dict.fromkeys(word for some in words for word in some))
 
 
@@ -295,14 +295,14 @@ def teacher(subject: Subject) -> Iterator[Finding]:
         yield note("teacher", 8, "there is no scripted player: a supervised warm-up is not possible")
         return
     lines = []
-    for name, episodes in (("scripted", subject.honest), ("random", subject.floor)):
+    for name, episodes in (("scripted", subject.honest), ("random", subject.random)):
         if episodes is None:
             lines.append("no random player")
             continue
         scores = [subject.score(path) for one in episodes for path in one.trajectories]
         aborted = sum(one.aborted for one in episodes)
         tied, count = _tied(subject, episodes)
-        shown = f"{name} player: {subject.world.headline} {mean(scores):.2f} in {len(scores)} plays"
+        shown = f"{name} player: {subject.environment.headline} {mean(scores):.2f} in {len(scores)} plays"
         lines.append(f"{shown}{f', {aborted} aborted' * bool(aborted)}, {tied} of {count} groups of {subject.plays} have equal rewards")
     scores = [subject.score(path) for one in subject.honest for path in one.trajectories]
     paid = [value for values in pays(subject.honest).values() for value in values]
@@ -330,17 +330,17 @@ LAWS = {
 }  # fmt: skip
 
 
-def check(world: World, names: tuple[str, ...] = tuple(CHECKS), **sizes) -> list[Finding]:
-    """Every verdict on a world, in the order of `CHECKS`.
+def check(environment: Environment, names: tuple[str, ...] = tuple(CHECKS), **sizes) -> list[Finding]:
+    """Every verdict on an environment, in the order of `CHECKS`.
 
     Args:
       names: which checks. sizes: of `Subject`.
 
     A check that cannot be carried out, because a function of the game raises in it, has failed; its evidence is the error. Where one place
     raises in several checks, the evidence of all is the error of the first, and the report says it once.
-    Raises `CheckError` for a world that no script can play, and for sizes out of range.
+    Raises `CheckError` for an environment that no script can play, and for sizes out of range.
     """
-    subject, found, errors = Subject(world, **sizes), [], {}
+    subject, found, errors = Subject(environment, **sizes), [], {}
     for name in names:
         try:
             found += list(CHECKS[name](subject))

@@ -61,19 +61,19 @@ def examine(what: str, asked: argparse.Namespace) -> dict[str, Any]:
     from marl_llm.checking import check, first_prompts
 
     sizes = {name: getattr(asked, name) for name in (*SIZES, "bound", "zero_sum")}
-    with subject_of(what, asked.option) as (world, plan, config):
-        verdicts = check(world, **sizes, **({} if plan is None else {"recipe": plan.recipe}))
+    with subject_of(what, asked.option) as (environment, plan, config):
+        verdicts = check(environment, **sizes, **({} if plan is None else {"recipe": plan.recipe}))
         try:
-            prompts = first_prompts(world)
+            prompts = first_prompts(environment)
         except Exception as error:  # whatever a game's functions raise; the verdicts say so too
             prompts = {"error": f"{type(error).__name__}: {error}"}
-        cost = cost_of(world, plan, config) if plan is not None else None
+        cost = cost_of(environment, plan, config) if plan is not None else None
     return {"game": what, "verdicts": [dataclasses.asdict(one) for one in verdicts], "prompts": prompts, "cost": cost}
 
 
 @contextlib.contextmanager
 def subject_of(what: str, options: list[str]) -> Iterator[tuple]:
-    """`(world, plan, config)` of what was named; plan and config are None for a game. Raises `GameError` or `ConfigError`."""
+    """`(environment, plan, config)` of what was named; plan and config are None for a game. Raises `GameError` or `ConfigError`."""
     from marl_llm.runs.command import ConfigError, config_path
 
     path, _, rest = config_path(what).partition(":")
@@ -84,10 +84,10 @@ def subject_of(what: str, options: list[str]) -> Iterator[tuple]:
 
         config = load_config(path, rest or None)
         with resolve(config) as plan:
-            yield as_world(plan.played, config.seed, plan.script), plan, config
+            yield as_environment(plan.played, config.seed, plan.script), plan, config
         return
     from marl_llm.games import GameError, find_game
-    from marl_llm.workflows import World
+    from marl_llm.workflows import Environment
 
     found = find_game(what)
     given = {}
@@ -97,8 +97,8 @@ def subject_of(what: str, options: list[str]) -> Iterator[tuple]:
             raise GameError(f"--option {option!r} is not NAME=VALUE")
         given[name] = _typed(value)
     game = found.make(**given)
-    with game if isinstance(game, World) else contextlib.nullcontext():
-        yield as_world(game), None, None
+    with game if isinstance(game, Environment) else contextlib.nullcontext():
+        yield as_environment(game), None, None
 
 
 def load_config(path: str, arg: str | None):
@@ -115,11 +115,11 @@ def load_config(path: str, arg: str | None):
         raise ConfigError(f"{path}: {type(error).__name__}: {error}") from error
 
 
-def as_world(played, seed: int = 0, script: dict | None = None):
-    """A workflow as it is; a value-state game as the world that hosted play makes of it."""
-    from marl_llm.workflows import World
+def as_environment(played, seed: int = 0, script: dict | None = None):
+    """A workflow as it is; a value-state game as the environment that hosted play makes of it."""
+    from marl_llm.workflows import Environment
 
-    if isinstance(played, World):
+    if isinstance(played, Environment):
         return played
     import jax
 
@@ -136,7 +136,7 @@ def _typed(value: str) -> Any:
         return value
 
 
-def cost_of(world, plan, config) -> dict[str, float]:
+def cost_of(environment, plan, config) -> dict[str, float]:
     """Tokens, seconds and bytes of one step, estimated: lengths from the scripted player's plays, time at this machine's roofline.
 
     No program is faster than `seconds_at_best`; `bytes` are parameters, gradients and Adam's moments in float32, and the copy that is
@@ -145,7 +145,7 @@ def cost_of(world, plan, config) -> dict[str, float]:
     from marl_llm.checking import Subject
     from marl_llm.training import make_mesh, speed
 
-    subject = Subject(world, tasks=8, plays=2)
+    subject = Subject(environment, tasks=8, plays=2)
     plays = subject.play(subject.draw(8), subject.says, 2)
     calls = [call for one in plays for path in one.trajectories for call in path.calls]
     count, per_step = max(len(plays), 1), config.rollout.tasks * plan.recipe.group_size
@@ -163,7 +163,7 @@ def cost_of(world, plan, config) -> dict[str, float]:
     trained = [plan.shapes[name] for name in plan.assignment.trained if name in plan.shapes]
     shape = max(trained, key=lambda one: one.parameters)
     limits = speed.machine_limits(make_mesh(1), shape.compute_dtype)
-    work = [speed.rollout_work(shape, figures, len(world.workflow.roles), 1)]
+    work = [speed.rollout_work(shape, figures, len(environment.workflow.roles), 1)]
     work.append(speed.update_work(shape, figures, 1.0, config.optimizer.epochs))
     out = {name: round(value, 1) for name, value in figures.items()}
     out["seconds_at_best"] = round(sum(map(limits.seconds, work)), 3)

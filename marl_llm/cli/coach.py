@@ -1,9 +1,9 @@
-"""Trains a small coach to say what a world's rubric says, and measures it on teams that it never saw.
+"""Trains a small coach to say what an environment's rubric says, and measures it on teams that it never saw.
 
     python -m marl_llm coach experiments/configs/chain_maths.py --out runs/coach --unseen runs/chain:0 --unseen runs/chain
     python -m experiments.train --config=experiments/configs/chain_maths.py --config.coach.kind=small --config.coach.path=runs/coach ...
 
-A team is `script`, the world's scripted player; `script:NAME=VALUE,...` with other options of the game, such as habits of that player; or
+A team is `script`, the environment's scripted player; `script:NAME=VALUE,...` with other options of the game, such as its habits; or
 a run's directory, with `:STEP` for another checkpoint than the last. `noise=0.3` beside them changes a word of 30 % of a script's
 responses into another of the role's, `stray=0.1` one of 10 % into a word of any role, which breaks many formats. The coach learns from
 plays of `--team`s on tasks of the training split. `--unseen` teams play tasks of the validation split, and only measure it; among them
@@ -35,7 +35,7 @@ ASKED = 64  # views that are asked at a time
 def parser() -> argparse.ArgumentParser:
     """The options."""
     p = argparse.ArgumentParser("marl_llm coach", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("config", help="a config FILE.py[:variant] of a world whose guide has a rubric and a brief")
+    p.add_argument("config", help="a config FILE.py[:variant] of an environment whose guide has a rubric and a brief")
     p.add_argument("--out", type=pathlib.Path, required=True, help="directory to write; must not exist, or be empty")
     p.add_argument("--team", action="append", help=f"a team to learn from, as often as there are some ({', '.join(TEAMS)})")
     p.add_argument("--unseen", action="append", default=[], help="a team to be measured on, as often as there are some")
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
 def train_coach(make: Callable[[], Any], asked: argparse.Namespace, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Plays, trains, measures and writes; returns the record. `make` makes the config anew.
 
-    Raises `ConfigError` for a team or a world that will not do.
+    Raises `ConfigError` for a team or an environment that will not do.
     """
     from marl_llm.coaching import small
     from marl_llm.runs.building import start_jax
@@ -104,11 +104,11 @@ def train_coach(make: Callable[[], Any], asked: argparse.Namespace, say: Callabl
         played_s = time.process_time() - start
         say(f"{len(lessons)} views of {len(teams)} teams, {len({one.brief for one in lessons})} different ({played_s:.0f} CPU s)")
         start = time.process_time()
-        shape, params, speech, longest = learned(lessons, asked, mesh, say)
-        record = {"guide": guide.version, "world": plan.played.workflow.name, "max_prompt": 2 * longest, "teams": teams}
+        shape, params, renderer, longest = learned(lessons, asked, mesh, say)
+        record = {"guide": guide.version, "environment": plan.played.workflow.name, "max_prompt": 2 * longest, "teams": teams}
         spent = played_s + time.process_time() - start  # without the sandbox's processes
         record |= {"views": len(lessons), "epochs": asked.epochs, "seed": asked.seed, "cpu_s": round(spent)}
-        _write(asked.out, shape, params, speech)
+        _write(asked.out, shape, params, renderer)
         record["seen"] = measured(asked.out, record, guide, seen)
         record["unseen"] = {team: measured(asked.out, record, guide, rows) for team, rows in unseen.items()}
         (asked.out / small.RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
@@ -125,7 +125,7 @@ def train_coach(make: Callable[[], Any], asked: argparse.Namespace, say: Callabl
 
 
 def learned(lessons: Sequence[Lesson], asked: argparse.Namespace, mesh: Any, say: Callable[[str], None]) -> tuple:
-    """(shape, parameters, speech, longest prompt in tokens) of a model that imitates the rubric's answers."""
+    """(shape, parameters, renderer, longest prompt in tokens) of a model that imitates the rubric's answers."""
     import jax
     import numpy as np
 
@@ -135,22 +135,22 @@ def learned(lessons: Sequence[Lesson], asked: argparse.Namespace, mesh: Any, say
     from marl_llm.runs.sections import MICROBATCH, ROW_TOKENS
     from marl_llm.training import LearnerOptions, linear_decay, make_optimizer
     from marl_llm.training.packing import Tokens, TokenSample
-    from marl_llm.training.policy import fresh_policy
     from marl_llm.training.sft import make_sft
-    from marl_llm.workflows.speech import spoken_ids
+    from marl_llm.training.train_state import fresh_train_state
+    from marl_llm.workflows.renderer import spoken_ids
 
-    speech = small.speech_for(one.brief for one in lessons)
-    shape = make_model_config(asked.preset, vocab_size=speech.tokenizer.vocab_size)
+    renderer = small.renderer_for(one.brief for one in lessons)
+    shape = make_model_config(asked.preset, vocab_size=renderer.tokenizer.vocab_size)
     samples = []
     for one in lessons:
-        reply = spoken_ids(speech, small.answer_of(one.score))
-        samples.append(TokenSample(speech.tokenizer.encode(one.brief), reply, np.zeros(len(reply), np.float32)))
+        reply = spoken_ids(renderer, small.answer_of(one.score))
+        samples.append(TokenSample(renderer.tokenizer.encode(one.brief), reply, np.zeros(len(reply), np.float32)))
     tokens, longest = Tokens.of(samples), max(sample.prompt.size for sample in samples)
     optimizer = make_optimizer()
     rows = max(ROW_TOKENS, longest + small.MAX_REPLY)
     options = LearnerOptions(make_recipe("mappa"), optimizer, rows, asked.batch, 1, max(MICROBATCH, rows))
     sft_step = make_sft(options, shape, mesh)
-    policy, rng = fresh_policy(shape, jax.random.key(asked.seed), optimizer), np.random.default_rng(asked.seed)
+    policy, rng = fresh_train_state(shape, jax.random.key(asked.seed), optimizer), np.random.default_rng(asked.seed)
     count = max(1, len(samples) // asked.batch)
     steps = asked.epochs * count
     for step in range(steps):
@@ -161,7 +161,7 @@ def learned(lessons: Sequence[Lesson], asked: argparse.Namespace, mesh: Any, say
         policy, figures = sft_step(policy, tokens, chosen, rate)
         if (step + 1) % max(1, steps // 20) == 0 or step + 1 == steps:
             say(f"step {step + 1}/{steps}  loss {float(figures['loss']):.3f}")
-    return shape, policy.params, speech, longest
+    return shape, policy.params, renderer, longest
 
 
 def measured(folder: pathlib.Path, record: dict[str, Any], guide: Any, lessons: Sequence[Lesson]) -> dict[str, Any]:
@@ -197,12 +197,12 @@ def scores_of(folder: pathlib.Path, max_prompt: int, guide: Any, views: Sequence
             one.close()
 
 
-def _write(folder: pathlib.Path, shape: Any, params: dict, speech: Any) -> None:
+def _write(folder: pathlib.Path, shape: Any, params: dict, renderer: Any) -> None:
     from marl_llm.coaching import small
     from marl_llm.models import save_pretrained
 
     save_pretrained(folder, shape, params)
-    speech.tokenizer.save(folder / small.TOKENIZER)
+    renderer.tokenizer.save(folder / small.TOKENIZER)
 
 
 def _config(path: str, variant: str | None) -> Any:
@@ -271,12 +271,12 @@ def _played_by_run(
         return team.evaluate({}, split, count, plays=plays, temperature=1.0, first=first).rollout, plan.played.guide
 
 
-def scripted(world: Any, script: Callable, tasks: list, plays: int) -> Any:
-    """The plays of a world's workflow by one script in all roles, without a coach."""
+def scripted(environment: Any, script: Callable, tasks: list, plays: int) -> Any:
+    """The plays of an environment's workflow by one script in all roles, without a coach."""
     from marl_llm.workflows import Assignment, Controller, Scripted
 
-    assignment = Assignment(dict.fromkeys(world.workflow.roles, "script"), {"script": Scripted(script)})
-    with Controller(world.workflow, assignment, None, world.speech or {}) as controller:
+    assignment = Assignment(dict.fromkeys(environment.workflow.roles, "script"), {"script": Scripted(script)})
+    with Controller(environment.workflow, assignment, None, environment.renderer or {}) as controller:
         return controller.play(tasks, plays=plays)
 
 
@@ -288,7 +288,7 @@ def _scored(small: Any, rollout: Any, guide: Any) -> list[Lesson]:
 def injection_rates(config: Any, run: str | None, tasks: int, trusted: bool = False) -> str:
     """The table of `marl_llm injections`: the coach of a config on plays of the scripted player, or of a run's newest models.
 
-    Raises `ConfigError` for a config without a coach, and for a world without a scripted player where no run is named.
+    Raises `ConfigError` for a config without a coach, and for an environment without a scripted player where no run is named.
     """
     from marl_llm.coaching.injections import attacked, attacked_text, read_injections
     from marl_llm.coaching.small import views_of
@@ -300,13 +300,13 @@ def injection_rates(config: Any, run: str | None, tasks: int, trusted: bool = Fa
         if coaching is None:
             raise ConfigError("config.coach.kind is not set: nobody coaches")
         try:
-            world, when = plan.played, config.coach.when or plan.played.guide.when
+            environment, when = plan.played, config.coach.when or plan.played.guide.when
             if run is not None:
                 rollout, _ = _played_by_run(pathlib.Path(run), None, "validation", 0, tasks, 1, trusted)
-            elif world.script is None:
+            elif environment.script is None:
                 raise ConfigError(f"{config.game.name} has no scripted player: name a run whose models play, --run=DIR")
             else:
-                rollout = scripted(world, world.script, world.tasks("validation", 0, tasks), 1)
+                rollout = scripted(environment, environment.script, environment.tasks("validation", 0, tasks), 1)
             views = views_of(rollout, when)
             found = asyncio.run(attacked(coaching.coach, views, read_injections()))
         finally:

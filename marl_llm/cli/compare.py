@@ -5,7 +5,7 @@
         --variant=separate:assignment=per_role --variant=shared:assignment=shared
 
 A variant is NAME:key=value,key=value, keys of the config. Without --variant, those of Stronger-MAS (tables 1 and 2) are run on games and
-worlds that have the option `agents`, and on others a model per role against one for all; `imitation` can be named for every config:
+environments that have the option `agents`, and on others a model per role against one for all; `imitation` can be named for every config:
 
     single, team               one agent, or the team, as the supervised warm-up leaves them
     single_grpo, team_grpo     GRPO: K whole plays per task, the play's total reward, groups by (instance, agent)

@@ -46,7 +46,7 @@ def export(
     """Writes the model, or its `adapters` alone, and returns the tensor files. Raises `ConfigError` for a run, a model or a directory that
     will not do."""
     from marl_llm.models import save_adapters, save_pretrained
-    from marl_llm.workflows import World
+    from marl_llm.workflows import Environment
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out={out} exists; choose a new directory")
@@ -70,8 +70,8 @@ def export(
             written = save_pretrained(out, learner.config, learner.params, dtype=dtype, like=path)
         except ValueError as error:
             raise ConfigError(f"{model} of {run} cannot be written as a Hugging Face checkpoint: {error}") from error
-        speech = plan.game.speech if isinstance(plan.game, World) else plan.game
-        if path is None and (missing := _write_tokenizer(speech, out)):
+        renderer = plan.game.renderer if isinstance(plan.game, Environment) else plan.game
+        if path is None and (missing := _write_tokenizer(renderer, out)):
             note = f"There is no tokenizer.json, so `AutoTokenizer` cannot read or write for this model: {missing}."
             logging.warning("%s", note)
             text = f"{text.rstrip()}\n\n{note}\n"
@@ -79,16 +79,16 @@ def export(
     return written
 
 
-def _write_tokenizer(speech: Any, out: pathlib.Path) -> str:
+def _write_tokenizer(renderer: Any, out: pathlib.Path) -> str:
     """What a model that was made for a game reads with. Returns why `transformers` cannot, or the empty string."""
     from marl_llm.text import PieceTokenizer
     from marl_llm.text.word_files import save_words
 
-    tokenizer = getattr(speech, "tokenizer", None)
+    tokenizer = getattr(renderer, "tokenizer", None)
     if not isinstance(tokenizer, PieceTokenizer):
         return f"its vocabulary is {type(tokenizer).__name__}, which marl_llm alone knows" if tokenizer else "its game speaks in ids"
     tokenizer.save(out / "tokenizer.model")
-    return save_words(tokenizer, out, tuple(getattr(speech, "stop_ids", ())))
+    return save_words(tokenizer, out, tuple(getattr(renderer, "stop_ids", ())))
 
 
 def main(argv) -> None:

@@ -5,7 +5,7 @@
     python -m marl_llm injections --config=experiments/configs/math_chat.py --run=runs/math_chat --config.coach.kind=endpoint \\
         --config.coach.url=https://HOST/v1 --config.coach.served_as=NAME --config.coach.key_env=COACH_KEY ...
 
-The actions come from plays of the world's scripted player on validation tasks, or of a run's newest models. Each is scored as it is, and
+The actions come from plays of the environment's scripted player on validation tasks, or of a run's newest models. Each is scored, and
 with each text of `marl_llm/coaching/injections.json` behind its response: 56 calls an action, which an endpoint wants to be paid for. Views
 are those of a coach without the truth.
 """
@@ -20,9 +20,9 @@ from marl_llm.runs.command import ConfigError
 
 FLAGS = flags.FlagValues()
 _CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "An experiment config whose world has a guide; its coach is asked.", flag_values=FLAGS
+    "config", None, "An experiment config whose environment has a guide; its coach is asked.", flag_values=FLAGS
 )
-_RUN = flags.DEFINE_string("run", None, "Run directory whose newest models play; default: the world's scripted player.", flag_values=FLAGS)
+_RUN = flags.DEFINE_string("run", None, "Run directory whose newest models play; default: the scripted player.", flag_values=FLAGS)
 _TASKS = flags.DEFINE_integer("tasks", 2, "Validation tasks, played once.", lower_bound=1, flag_values=FLAGS)
 
 

@@ -43,8 +43,8 @@ def main(argv: list[str] | None = None) -> int:
     from marl_llm.viewing import HumanSeat
 
     try:
-        with subject_of(asked.what, asked.option) as (world, _, _), contextlib.ExitStack() as stack:
-            others = others_of(world, asked.others)
+        with subject_of(asked.what, asked.option) as (environment, _, _), contextlib.ExitStack() as stack:
+            others = others_of(environment, asked.others)
             seat = None if asked.terminal else stack.enter_context(HumanSeat(asked.port))
             if seat is not None:
                 print(f"your seat is {seat.url}", flush=True)
@@ -55,13 +55,13 @@ def main(argv: list[str] | None = None) -> int:
             person = ask_at_the_keyboard if seat is None else lambda turn: seat.ask(turn.role.name, messages_of(turn))
             tell = print if seat is None else lambda text: (print(text, flush=True), seat.tell(text))
             for number in range(asked.first, asked.first + asked.tasks):
-                tell(play(world, asked.human, person, others, world.tasks(asked.split, number, 1)))
+                tell(play(environment, asked.human, person, others, environment.tasks(asked.split, number, 1)))
     except Exception as error:
         return code_of(error, asked.what)
     return 0
 
 
-def others_of(world: Any, text: str) -> Any:
+def others_of(environment: Any, text: str) -> Any:
     """Who plays the other roles. Raises `ConfigError` for a model, which has to be served, and `WorkflowError` for a missing player."""
     from marl_llm.runs.command import ConfigError
     from marl_llm.training.seats import guest, parse_seat
@@ -69,26 +69,26 @@ def others_of(world: Any, text: str) -> Any:
     seat = parse_seat(text)
     if seat.kind not in ("scripted", "random", "outside"):
         raise ConfigError(f"--others={text}: choose scripted, random or outside:URL#NAME, which `python -m marl_llm serve` can be")
-    return guest(world, "others", seat)
+    return guest(environment, "others", seat)
 
 
-def play(world: Any, human: str, person: Callable[[Any], str], others: Any, tasks: list) -> str:
+def play(environment: Any, human: str, person: Callable[[Any], str], others: Any, tasks: list) -> str:
     """Plays one task and returns how it ended, for people. Raises `ConfigError` for a role that no person can play."""
     from marl_llm.hints import meant
     from marl_llm.runs.command import ConfigError
     from marl_llm.workflows import Assignment, Controller, Scripted
 
-    roles = {name: role for name, role in world.workflow.roles.items() if not role.speaks_ids}
+    roles = {name: role for name, role in environment.workflow.roles.items() if not role.speaks_ids}
     if human not in roles:
-        why = "reads numbered tokens and no text" if human in world.workflow.roles else f"is no role of it{meant(human, roles)}"
+        why = "reads numbered tokens and no text" if human in environment.workflow.roles else f"is no role of it{meant(human, roles)}"
         raise ConfigError(f"--human={human}: {human!r} {why}; roles with text: {', '.join(roles) or 'none'}")
-    players = {"human": Scripted(person)} | ({"others": others} if len(world.workflow.roles) > 1 else {})
-    assignment = Assignment({name: "human" if name == human else "others" for name in world.workflow.roles}, players)
-    speech = {} if world.speech is None else dict.fromkeys(players, world.speech)
-    with Controller(world.workflow, assignment, None, speech, attempts=1) as controller:
+    players = {"human": Scripted(person)} | ({"others": others} if len(environment.workflow.roles) > 1 else {})
+    assignment = Assignment({name: "human" if name == human else "others" for name in environment.workflow.roles}, players)
+    renderer = {} if environment.renderer is None else dict.fromkeys(players, environment.renderer)
+    with Controller(environment.workflow, assignment, None, renderer, attempts=1) as controller:
         (episode,) = controller.play(tasks).episodes
     path = episode.trajectories[0]
-    lines = [f"{world.headline}: {world.workflow.metrics[world.headline](path):.3g}"]
+    lines = [f"{environment.headline}: {environment.workflow.metrics[environment.headline](path):.3g}"]
     for call in path.calls:
         pay = path.earned[call.id]
         lines.append(f"{call.role} was paid {pay.team:.3g} for the team and {pay.local:.3g} alone for {call.text[:60]!r}")

@@ -93,13 +93,13 @@ def _warm(team, config) -> None:
 def _rows(recipe, batch) -> list[dict[str, Any]]:
     import numpy as np
 
-    from marl_llm.training.update import advise
+    from marl_llm.training.update import compute_advantages
 
     table = batch.table
     if recipe.advantage_estimator == "critic":  # every sample has a group of its own
         tied = np.zeros(len(table.team), bool)
     else:
-        tied = np.asarray(advise(dataclasses.replace(recipe, kl_coef=0.0), batch.tokens, table).tied)
+        tied = np.asarray(compute_advantages(dataclasses.replace(recipe, kl_coef=0.0), batch.tokens, table).zero_variance)
     pay = recipe.reward_of(np.asarray(table.team, np.float64), np.asarray(table.local, np.float64))
     rows = []
     for task in np.unique(table.instance).tolist():

@@ -60,20 +60,20 @@ def rescored(run: pathlib.Path, game: str | None = None, trusted: bool = False) 
     if not (run / FILE_NAME).is_file():
         raise ConfigError(f"{run} has no {FILE_NAME}: compiled play is not kept as a graph. Train with --config.hosted=True to rescore it")
     plays, left_out = [], {"aborted": 0, "tree": 0}
-    with _game_of(run, trusted) if game is None else _other(game) as world:
+    with _game_of(run, trusted) if game is None else _other(game) as environment:
         for line in read_trajectories(run):
             episode = from_json(line, run)
             why = "aborted" if episode.aborted else "tree" if episode.candidates else None
             if why:
                 left_out[why] += 1
                 continue
-            plays.append({"episode": line["episode"], "calls": [one for path in episode.trajectories for one in _calls(world, path)]})
+            plays.append({"episode": line["episode"], "calls": [one for path in episode.trajectories for one in _calls(environment, path)]})
     return plays, left_out
 
 
 @contextlib.contextmanager
 def _game_of(run: pathlib.Path, trusted: bool) -> Iterator[Any]:
-    """The world that a run played. Raises `ConfigError` where the run is not to be trusted."""
+    """The environment that a run played. Raises `ConfigError` where the run is not to be trusted."""
     from marl_llm.runs.resolve import resolve
     from marl_llm.runs.workdir import home_of, read_config
 
@@ -84,23 +84,23 @@ def _game_of(run: pathlib.Path, trusted: bool) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _other(game: str) -> Iterator[Any]:
-    """The world that was named in place of the run's own. Raises `ConfigError` for a game that is none."""
+    """The environment that was named in place of the run's own. Raises `ConfigError` for a game that is none."""
     from marl_llm.games import make_game
     from marl_llm.runs.command import ConfigError
-    from marl_llm.workflows import World
+    from marl_llm.workflows import Environment
 
-    world = make_game(game)
-    if not isinstance(world, World):
+    environment = make_game(game)
+    if not isinstance(environment, Environment):
         raise ConfigError(f"{game} is no workflow, whose rewards could be computed of a whole play")
-    with world:
-        yield world
+    with environment:
+        yield environment
 
 
-def _calls(world, path) -> list[dict[str, Any]]:
+def _calls(environment, path) -> list[dict[str, Any]]:
     """A path's calls with what was stored and what they earn now."""
     from marl_llm.workflows.rewards import earned
 
-    now = earned(world.workflow, path)
+    now = earned(environment.workflow, path)
 
     def pay(one):
         return one.team + one.local

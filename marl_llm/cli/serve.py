@@ -75,10 +75,10 @@ def answers_of_run(run: str | pathlib.Path, roles: list[str], step: int | None =
 
     Raises `ConfigError` for a run whose models read no text, and a role that there is not or that no model of the run plays.
     """
-    from marl_llm.workflows import World
+    from marl_llm.workflows import Environment
 
     with opened(run, step, trusted) as (_, plan, team, _):
-        if not isinstance(plan.game, World):
+        if not isinstance(plan.game, Environment):
             raise ConfigError(f"{run} trained on a compiled game, whose models read numbered words and no chat; a workflow's can be served")
         found = team.answers()
         if strange := [role for role in roles if role not in found]:

@@ -132,9 +132,9 @@ class Backward:
 
 
 def counterfactual_coach(guide: CoachGuide) -> ChatCoach:
-    """A world's `CoachGuide.contribution` as the coach that goes backwards. Raises `WorkflowError` if the world has none."""
+    """An environment's `CoachGuide.contribution` as the coach that goes backwards. Raises `WorkflowError` if the environment has none."""
     if guide.contribution is None:
-        raise WorkflowError("the world's guide has no contribution, which a rubric needs: give CoachGuide(contribution=...)")
+        raise WorkflowError("the environment's guide has no contribution, which a rubric needs: give CoachGuide(contribution=...)")
 
     def rubric(view: ActionView) -> tuple[Any, None, str]:
         share = guide.contribution(view)

@@ -37,7 +37,7 @@ class ChatCoach:
 
     Args:
       answers: (view, messages) -> a reply; see `of_client` and `of_rubric`. All but a rubric read the messages alone.
-      guide: what the world tells of its team.
+      guide: what the environment tells of its team.
       format_attempts: how often a reply that cannot be read is asked for in all; each time with the reason. Then there is no score.
       ask: (view, guide) -> the messages, and how many of their blocks were cut; see `small.brief_messages` for tiny models.
 
@@ -141,9 +141,9 @@ def rubric_text(rubric: Callable[[ActionView], Any], view: ActionView, better: C
 
 
 def rubric_coach(guide: CoachGuide) -> ChatCoach:
-    """The coach of a world's rubric. Raises `WorkflowError` if the world has none."""
+    """The coach of an environment's rubric. Raises `WorkflowError` if the environment has none."""
     if guide.rubric is None:
-        raise WorkflowError("the world's guide has no rubric: give CoachGuide(rubric=...), or choose another kind of coach")
+        raise WorkflowError("the environment's guide has no rubric: give CoachGuide(rubric=...), or choose another kind of coach")
     return ChatCoach(of_rubric(guide.rubric, guide.better if guide.corrects else None), guide, format_attempts=1)
 
 

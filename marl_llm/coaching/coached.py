@@ -1,6 +1,6 @@
 """A workflow with a coach: any workflow can be coached, and none has to change for it.
 
-    workflow = coached(world.workflow, rubric_coach(world.guide), world.guide)
+    workflow = coached(environment.workflow, rubric_coach(environment.guide), environment.guide)
     Controller(workflow, ...)                       # every action asked once; scores in the trajectories, pay in the table of samples
 
 The coach is a `Scorer` of the name "coach" and `rewards.coach_score` pays what it says. The workflow itself stays as it is for the warm
@@ -64,7 +64,7 @@ class Coaching:
 
     Attributes:
       coach: see `Coach`.
-      guide: of the world.
+      guide: of the environment.
       options: keyword arguments of `coached`.
       clients: what the coach asks through; closed with the team.
       models: what clients ask in this process; closed behind them.

@@ -30,7 +30,7 @@ class ScoredAction:
       task, role, stratum: whose, of which kind of task.
       score: None: missing.
       tokens: of the response.
-      outcome: of the play, e.g. the world's headline in [0, 1].
+      outcome: of the play, e.g. the environment's headline in [0, 1].
       log_prob: of the response under the policy that gave it, mean over its tokens, in nats; None where no policy of this program spoke.
     """
 

@@ -11,7 +11,7 @@ from marl_llm.workflows.errors import WorkflowError
 class History:
     """Means of the figures of a run's last steps; call it for `ActionView.history`.
 
-    `steps`: how many there are; `success`: the world's headline; `quality/<metric>`: the workflow's metrics; `failures/<role>`: the share
+    `steps`: how many there are; `success`: the headline; `quality/<metric>`: the workflow's metrics; `failures/<role>`: the share
     of its responses that broke the format; `score/<role>`: the coach's mean score. Empty before the first step is over. All actions of a
     step see the same history. It is part of a checkpoint, so that a run that continues goes on with it.
 

@@ -26,7 +26,7 @@ class Judged:
       task, view: whose it is, as a coach without the truth sees it.
       brief: what the coach read of it, see `small.brief_of`.
       score: what the team was paid for.
-      outcome: the world's headline of the play; of an action that belongs to several paths, their mean.
+      outcome: the environment's headline of the play; of an action that belongs to several paths, their mean.
     """
 
     task: int

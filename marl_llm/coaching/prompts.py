@@ -82,7 +82,7 @@ def messages_for(view: ActionView, guide: CoachGuide) -> tuple[list[dict[str, st
 
 
 def feedback_of(view: ActionView, guide: CoachGuide) -> str:
-    """What the tools said that the action caused, as the world writes it or field by field."""
+    """What the tools said that the action caused, as the environment writes it or field by field."""
     if guide.feedback is not None:
         return guide.feedback(view)
     return "\n".join(f"{use.node}: {_fields(use.writes)}" for use in view.observations if use.writes)

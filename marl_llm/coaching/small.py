@@ -1,4 +1,4 @@
-"""A small coach: a tiny model that was trained to say what a rubric says. It reads a short text of the world, the brief of an action.
+"""A small coach: a tiny model that was trained to say what a rubric says. It reads a short text of the environment, the brief of an action.
 
     executor  _ _ _ _ a a _ a  p p _ p b b _ b  solved x claims y said _ printed x    ->    SCORE: 9
 
@@ -18,7 +18,7 @@ from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.untrusted import read_json_file
 from marl_llm.workflows.controller import Rollout
 from marl_llm.workflows.errors import WorkflowError
-from marl_llm.workflows.speech import PlainText
+from marl_llm.workflows.renderer import PlainText
 from marl_llm.workflows.trajectory import RoleCall
 from marl_llm.workflows.views import ActionView, CoachGuide, ViewMaker
 
@@ -31,9 +31,9 @@ _END = "<end>"
 
 
 def brief_of(view: ActionView, guide: CoachGuide) -> str:
-    """What a small coach reads of an action. Raises `WorkflowError` where the world writes none, or fails to."""
+    """What a small coach reads of an action. Raises `WorkflowError` where the environment writes none, or fails to."""
     if guide.brief is None:
-        raise WorkflowError("the world's guide has no brief, which a small coach reads: give CoachGuide(brief=...)")
+        raise WorkflowError("the environment's guide has no brief, which a small coach reads: give CoachGuide(brief=...)")
     try:
         brief = guide.brief(view)
     except Exception as error:
@@ -53,16 +53,16 @@ def answer_of(value: float | int) -> str:
     return f"{SCORE} {round(float(value) / STEP) * STEP:g}"
 
 
-def speech_for(briefs: Iterable[str]) -> PlainText:
+def renderer_for(briefs: Iterable[str]) -> PlainText:
     """A vocabulary of one piece per word of these briefs, and the answers. Raises `WorkflowError` for briefs of too many words."""
     answers = {word for n in range(round(10 / STEP) + 1) for word in answer_of(n * STEP).split()}
     words = {word for brief in briefs for word in brief.split()}
     if _END in words or len(words) > MAX_WORDS:
         raise WorkflowError(f"briefs of {len(words)} different words: a small coach reads {MAX_WORDS} at most, none of them {_END!r}")
-    return speech_of(train_pieces((_END, *sorted(words | answers))))
+    return renderer_of(train_pieces((_END, *sorted(words | answers))))
 
 
-def speech_of(tokenizer: PieceTokenizer) -> PlainText:
+def renderer_of(tokenizer: PieceTokenizer) -> PlainText:
     """How a small coach with this vocabulary reads and writes."""
     return PlainText(tokenizer, (int(tokenizer.ids_of([_END])[0]),), between="")
 
@@ -80,7 +80,7 @@ def views_of(rollout: Rollout, when: str) -> list[ActionView]:
 
 
 def rubric_value(view: ActionView, guide: CoachGuide) -> float:
-    """What the world's rubric says of an action, by the way that its coach takes."""
+    """What the environment's rubric says of an action, by the way that its coach takes."""
     return float(read_answer(rubric_text(guide.rubric, view)).value)
 
 
@@ -101,7 +101,7 @@ def read_record(folder: str | pathlib.Path, guide: CoachGuide) -> dict[str, Any]
         why = f"{type(error).__name__}: {error}"
         raise WorkflowError(f"{folder} is no small coach ({why}); train one with python -m marl_llm coach") from error
     if version != guide.version:
-        raise WorkflowError(f"the small coach of {folder} learned {version!r}; this world's rubric is {guide.version!r}: train another")
+        raise WorkflowError(f"the small coach of {folder} learned {version!r}; the environment's is {guide.version!r}: train another")
     if not figures:
         raise WorkflowError(f"the small coach of {folder} was measured on no team that it never saw: train it with --unseen")
     for name, error, kappa, missing in figures:

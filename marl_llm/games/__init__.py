@@ -1,4 +1,4 @@
-"""First floor: one folder per domain. A game is a value (see `protocol`) or a workflow with its tasks and tools (`worlds`)."""
+"""First floor: one folder per domain. A game is a value (see `protocol`) or a workflow with its tasks and tools (`environments`)."""
 
 from marl_llm.games.joint_letter import JointLetter
 from marl_llm.games.matrix import MatrixGame

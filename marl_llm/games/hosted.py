@@ -1,7 +1,7 @@
 """Plays a value-state game on the host: its states become a field of a workflow, and its functions the prompts, parsers and rewards.
 
-    world = hosted(PlanPath(), key)                                   # its own words: prompts are the ids of `game.observe`
-    world = hosted(PlanPath(), key, text=TextBudget(512, 128))        # ordinary text, for a chat model: `game.text` and `game.read`
+    environment = hosted(PlanPath(), key)                                   # its own words: prompts are the ids of `game.observe`
+    environment = hosted(PlanPath(), key, text=TextBudget(512, 128))        # ordinary text, for a chat model: `game.text` and `game.read`
 
 Hosted and compiled play of one game give the same samples (law 13). Task `i` is the instance of (key, i), as in `training.make_rollout`; a
 request's seed is the identity that `rollout.row_keys` folds, so the engine's root must be the one of compiled play,
@@ -28,6 +28,7 @@ from marl_llm.games.registry import picture_lines
 from marl_llm.sampling import identity_key
 from marl_llm.tools.results import Failure, FailureKind, InfrastructureError
 from marl_llm.workflows import (
+    Environment,
     FormatError,
     PlainText,
     Role,
@@ -35,7 +36,6 @@ from marl_llm.workflows import (
     Task,
     Workflow,
     WorkflowError,
-    World,
     compute,
     repeat,
     sequence,
@@ -45,7 +45,7 @@ from marl_llm.workflows import (
 )
 from marl_llm.workflows.graph import Node
 from marl_llm.workflows.rewards import Paid
-from marl_llm.workflows.roles import Reader, Spoken
+from marl_llm.workflows.roles import Reader, Response
 from marl_llm.workflows.splits import Tasks
 from marl_llm.workflows.trajectory import RoleCall, Trajectory
 
@@ -222,15 +222,15 @@ def hosted(
     script: Mapping[str, Any] | None = None,
     text: TextBudget | None = None,
     tree: bool = False,
-) -> World:
-    """The game as a world: a workflow with its tasks, its scripted player and, unless it is played in text, its speech.
+) -> Environment:
+    """The game as an environment: a workflow with its tasks, its scripted player and, unless it is played in text, its renderer.
 
     Args:
       game: a value-state game.
       key: of the training instances and of the scripted player's draws; what `training.make_rollout` takes.
       evaluation_key: of the instances of the other splits; by default `key`.
       script: options of the scripted player.
-      text: play in ordinary text, with these budgets; the models then bring their own speech. None: in the game's own words.
+      text: play in ordinary text, with these budgets; the models then bring their own renderer. None: in the game's own words.
       tree: for tree sampling. Roles of one stage still read the same state, but are asked one after the other, so that the candidates of
         each can be scored by themselves: each role is paid for what it and those before it did.
 
@@ -268,19 +268,19 @@ def hosted(
         rewards=(paid,),
         metrics={"success": lambda trajectory: float(outcome(trajectory) >= 1.0), "outcome": outcome},
     )
-    floor = HostGame(game, key, evaluation_key, game.floor)
+    chance = HostGame(game, key, evaluation_key, game.random_player)
 
     def picture(fields):
         return picture_lines(game, host.state(fields["state"]))
 
     if text is None:
-        speech = PlainText(game.tokenizer, (game.stop_id,))
-        return World(workflow, host.tasks, "success", speech, host.script, floor.script, picture=picture)
+        renderer = PlainText(game.tokenizer, (game.stop_id,))
+        return Environment(workflow, host.tasks, "success", renderer, host.script, chance.script, picture=picture)
 
     def written(of):
         return lambda turn: game.tokenizer.decode(i for i in of.script(turn) if i != game.stop_id)
 
-    return World(workflow, host.tasks, "success", None, written(host), written(floor), picture=picture)
+    return Environment(workflow, host.tasks, "success", None, written(host), written(chance), picture=picture)
 
 
 def rows_of_task(host: HostGame, split: str, number: int, field: str) -> tuple[str, ...]:
@@ -325,7 +325,7 @@ def _role(host: HostGame, name: str, text: TextBudget | None, parse: Reader, wri
     return Role(name, prompt, parse, writes, max_tokens=budget.response_tokens, max_prompt=budget.prompt_tokens)
 
 
-def _ids(host: HostGame, name: str, text: TextBudget | None, spoken: Spoken, seen: GameState) -> tuple[int, ...]:
+def _ids(host: HostGame, name: str, text: TextBudget | None, spoken: Response, seen: GameState) -> tuple[int, ...]:
     """A response in the game's own ids."""
     return spoken.ids if text is None else tuple(host.game.read(host.state(seen), name, spoken.text))
 
@@ -340,7 +340,7 @@ def _checked(name: str, paid: Mapping[str, Any], fields: dict[str, Any]) -> dict
 def _acting(host: HostGame, name: str, text: TextBudget | None, stage: str = "") -> Role:
     """A role whose words act at once. It `begins` a stage of several, or `follows` those who began it, whose state it reads."""
 
-    def parse(spoken: Spoken, state: GameState, seen: GameState | None = None) -> dict[str, Any]:
+    def parse(spoken: Response, state: GameState, seen: GameState | None = None) -> dict[str, Any]:
         fields = host.act({name: _ids(host, name, text, spoken, state if seen is None else seen)}, state, seen)
         return _checked(name, fields[f"paid_{name}"], fields | ({"seen": state} if stage == "begins" else {}))
 
@@ -352,7 +352,7 @@ def _acting(host: HostGame, name: str, text: TextBudget | None, stage: str = "")
 def _speaking(host: HostGame, name: str, text: TextBudget | None) -> Role:
     """A role that speaks at the same time as others: what it said is left to `_together`."""
 
-    def parse(spoken: Spoken, state: GameState) -> dict[str, Any]:
+    def parse(spoken: Response, state: GameState) -> dict[str, Any]:
         ids = _ids(host, name, text, spoken, state)
         return _checked(name, host.act({name: ids}, state)[f"paid_{name}"], {f"said_{name}": ids})
 

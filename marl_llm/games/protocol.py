@@ -88,7 +88,7 @@ class Game(Protocol):
     max_turns: int
     tokenizer: Tokenizer
     stop_id: int
-    floor: ClassVar[dict[str, float]]  # options that make `script` a uniformly random, well-formed player
+    random_player: ClassVar[dict[str, float]]  # options that make `script` a uniformly random, well-formed player
 
     def instance(self, key: jax.Array, split: str | Int[Array, ""]) -> Instance:
         """One task instance of a split, by name or number (`split_index`); the splits are disjoint by construction."""
@@ -121,7 +121,7 @@ class Game(Protocol):
         """The state as a list of lines, for transcripts (host values); None when there is nothing to draw."""
 
     def script(self, state: State, role: str, key: jax.Array) -> tuple[Int[Array, "R"], Bool[Array, "R"]]:
-        """A scripted noisy player's response, for the supervised warm-up and as a floor."""
+        """A scripted noisy player's response, for the supervised warm-up and, with `random_player`, a random one."""
 
 
 def role_of(game: Game, name: str) -> GameRole:

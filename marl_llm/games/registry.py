@@ -1,15 +1,15 @@
 """Games by name: those of this library, and a user's own, from a file or a module.
 
     make_game("plan_path", height=8)               # a game of the library
-    make_game("fact_parallel")                     # a workflow of the library, with its tasks and tools: a `World`
+    make_game("fact_parallel")                     # a workflow of the library, with its tasks and tools: an `Environment`
     make_game("my_game.py:Lock", digits=4)         # the object `Lock` of a file
     make_game("my_package.games:Lock")             # the object `Lock` of a module that Python can import
 
-The object is a class of a `Game`, or a function whose return type is a `World` or a `Game`, with the game's options as its parameters, or
+The object is a class of a `Game`, or a function that returns an `Environment` or a `Game` and whose parameters are the game's options, or
 a ready one. No other object is called.
 A file may import modules and read data files that lie beside it; `Found.files` names them all, so that a run can keep a copy.
 
-A game of the library is found where it lies: a public function of a folder here whose return type is `World`. Its docstring says what is
+A game of the library is found where it lies: a public function of a folder here whose return type is `Environment`. Its docstring tells
 played, on which tasks; `docs/options.md` lists them all.
 """
 
@@ -35,30 +35,30 @@ from marl_llm.errors import UserError
 from marl_llm.games.protocol import Game
 from marl_llm.games.shapes import check_shapes
 from marl_llm.hints import meant
-from marl_llm.workflows import World
+from marl_llm.workflows import Environment
 
-_WORLD = re.compile(r"^def ([a-z]\w*)\((?:(?!^def )[\s\S])*?\) -> World:", re.MULTILINE)
+_WORLD = re.compile(r"^def ([a-z]\w*)\((?:(?!^def )[\s\S])*?\) -> Environment:", re.MULTILINE)
 
 
-def _worlds_here() -> dict[str, str]:
-    """Name -> module of each function of a game's folder that returns a `World`. Sources are read, for importing them all takes seconds."""
+def _environments_here() -> dict[str, str]:
+    """Name -> module of each function of a game's folder that returns an `Environment`. Sources are read: imports take seconds."""
     found = {}
     for file in sorted(pathlib.Path(__file__).parent.glob("*/*.py")):
-        if ") -> World:" in (source := file.read_text(encoding="utf-8")):
+        if ") -> Environment:" in (source := file.read_text(encoding="utf-8")):
             found |= dict.fromkeys(_WORLD.findall(source), f"{file.parent.name}.{file.stem}")
     return found
 
 
-WORLDS = _worlds_here()  # workflows with their tasks, and the modules of this folder that make them
+ENVIRONMENTS = _environments_here()  # workflows with their tasks, and the modules of this folder that make them
 GAMES = {
     "plan_path": "marl_llm.games.plan_path:PlanPath",
     "joint_letter": "marl_llm.games.joint_letter:JointLetter",
     "matrix": "marl_llm.games.matrix:MatrixGame",
     "sokoban": "marl_llm.games.sokoban:Sokoban",
     "sudoku": "marl_llm.games.sudoku:Sudoku",
-    **{name: f"marl_llm.games.{module}:{name}" for name, module in WORLDS.items()},
+    **{name: f"marl_llm.games.{module}:{name}" for name, module in ENVIRONMENTS.items()},
 }
-_KINDS = (Game.__name__, World.__name__)
+_KINDS = (Game.__name__, Environment.__name__)
 _MADE: dict[int, tuple[str, dict[str, Any]]] = {}  # id of a game that `make_game` made -> its name and options, while it lives
 _GIVEN: dict[str, Any] = {}  # name -> a game that was given as an object, for this process (`name_of_game`)
 _GIVEN_PREFIX = "object "
@@ -94,7 +94,7 @@ class Found:
 
     @property
     def _ready(self) -> bool:
-        return isinstance(self.thing, Game | World) and not inspect.isclass(self.thing)
+        return isinstance(self.thing, Game | Environment) and not inspect.isclass(self.thing)
 
     @property
     def sources(self) -> dict[pathlib.Path, pathlib.Path]:
@@ -105,11 +105,11 @@ class Found:
     def script_options(self) -> dict[str, inspect.Parameter]:
         """Options of a value-state game's scripted player: the keyword-only parameters of its method `script`."""
         script = getattr(self.thing, "script", None)
-        if script is None or isinstance(self.thing, World):
+        if script is None or isinstance(self.thing, Environment):
             return {}
         return {name: p for name, p in inspect.signature(script).parameters.items() if p.kind is p.KEYWORD_ONLY}
 
-    def make(self, **options: Any) -> Game | World:
+    def make(self, **options: Any) -> Game | Environment:
         """The game with its options. Raises `GameError` listing the game's options, or saying what it lacks."""
         known = list(self.options)
         for option in options:
@@ -123,7 +123,7 @@ class Found:
                 thing = thing(**options)
             except ModuleNotFoundError as error:
                 raise GameError(f"{self.name} needs the library {error.name!r}: pip install 'marl_llm[tools]'") from error
-        if not isinstance(thing, Game | World):
+        if not isinstance(thing, Game | Environment):
             raise GameError(_no_game(self.name, thing))
         if isinstance(thing, Game) and self.name not in GAMES and thing.device:
             try:
@@ -198,7 +198,7 @@ def _read_file(
     return module, path.parent, (*files, *_data_files(path.parent, files))
 
 
-def make_game(name: str, **options: Any) -> Game | World:
+def make_game(name: str, **options: Any) -> Game | Environment:
     """The game of that name with its options. Raises `GameError` listing the games, or the game's options."""
     game = find_game(name).make(**options)
     try:
@@ -213,11 +213,11 @@ def name_of_game(game: Any) -> tuple[str, dict[str, Any]]:
     """The name and the options by which `find_game` finds a game again.
 
     What `make_game` made has the name that it was made by. Any other object gets one, "object ...", which holds in this process alone; a
-    world's tools stay open, for its owner to close. Raises `GameError` for what is no game.
+    environment's tools stay open, for its owner to close. Raises `GameError` for what is no game.
     """
     if id(game) in _MADE:
         return _MADE[id(game)]
-    if isinstance(game, World):
+    if isinstance(game, Environment):
         name = f"{_GIVEN_PREFIX}{game.workflow.name}"
         _GIVEN[name] = dataclasses.replace(game, close=_leave_open)
     elif not inspect.isclass(game) and isinstance(game, Game):
@@ -262,7 +262,7 @@ def _object(module: types.ModuleType, thing: str, name: str) -> Any:
         made = [n for n, x in vars(module).items() if not n.startswith("_") and getattr(x, "__module__", None) == module.__name__]
         raise GameError(f"game {name!r}: there is no {thing!r} in it{meant(thing, made) or '.'} {_listed('It defines', made)}")
     found = getattr(module, thing)
-    if not isinstance(found, Game | World) and not _makes_game(found):
+    if not isinstance(found, Game | Environment) and not _makes_game(found):
         raise GameError(_no_game(name, found))
     return found
 
@@ -271,7 +271,7 @@ def _makes_game(thing: Any) -> bool:
     """Whether an object says that calling it makes a game: a class with a game's methods, or a function whose return type is a game."""
     thing = inspect.unwrap(thing.func if isinstance(thing, functools.partial) else thing)
     if inspect.isclass(thing):
-        return issubclass(thing, World) or all(callable(getattr(thing, name, None)) for name in _methods())
+        return issubclass(thing, Environment) or all(callable(getattr(thing, name, None)) for name in _methods())
     said = getattr(thing, "__annotations__", {}).get("return") if inspect.isfunction(thing) else None
     if isinstance(said, str):  # names are looked up, and nothing is evaluated
         names = [name.strip() for name in said.split("|")]
@@ -292,10 +292,10 @@ def _named(names: dict[str, Any], dotted: str) -> Any:
 def _no_game(name: str, thing: Any) -> str:
     """Why an object is refused."""
     if inspect.isroutine(thing):
-        return f"{name} is a function that does not say that it makes a game: write its return type, like `def lock() -> World:`"
+        return f"{name} is a function that does not say that it makes a game: write its return type, like `def lock() -> Environment:`"
     lacking = ", ".join(sorted(member for member in _members() if not hasattr(thing, member)))
     kind = "class" if inspect.isclass(thing) else type(thing).__name__
-    return f"{name} is a {kind}, neither a World nor a Game: it lacks {lacking} (marl_llm.games.protocol)"
+    return f"{name} is a {kind}, neither an Environment nor a Game: it lacks {lacking} (marl_llm.games.protocol)"
 
 
 def _module(where: str, name: str) -> types.ModuleType:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from marl_llm.games.programs import PuzzleRules, answer_parser, clip, program_team
 from marl_llm.hints import check_word
-from marl_llm.workflows import Role, ScriptTurn, WorkflowError, World, code_block
+from marl_llm.workflows import Environment, Role, ScriptTurn, WorkflowError, code_block
 from marl_llm.workflows.splits import Tasks
 
 PROMPT_TOKENS, RESPONSE_TOKENS = 16_384, 4_096  # Appendix C.1
@@ -155,14 +155,14 @@ class TextOptions:
     max_tokens: int
 
 
-def text_world(
+def text_environment(
     puzzle: PuzzleRules,
     prompts: Prompts,
     options: TextOptions,
     tasks: Tasks,
     player: Callable[[float], Callable[[ScriptTurn], str]],
     **rules: Any,
-) -> World:
+) -> Environment:
     """A puzzle that is played in text, with its tasks.
 
     Args:
@@ -183,7 +183,7 @@ def text_world(
         history=teller(prompts),
         **rules,
     )
-    return World(workflow, tasks, "solved", None, player(options.noise), player(1.0))
+    return Environment(workflow, tasks, "solved", None, player(options.noise), player(1.0))
 
 
 def text_roles(puzzle: PuzzleRules, prompts: Prompts, options: TextOptions) -> tuple[Role, ...]:

@@ -34,7 +34,7 @@ def programs(
     from marl_llm.models import SAMPLE, TRAIN, compute_copy, init_adapters, init_params, param_shardings, use_rules
     from marl_llm.planning.engine_programs import per_device
     from marl_llm.sampling import SamplingParams, sample
-    from marl_llm.training import LearnerOptions, make_optimizer, make_policy
+    from marl_llm.training import LearnerOptions, make_optimizer, make_train_state
     from marl_llm.training.packing import PackedRows
     from marl_llm.training.sft import sft_program
     from marl_llm.training.update import Frozen, policy_step, value_step
@@ -53,7 +53,7 @@ def programs(
     config = judging if critic == "head" else config
     apart = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0), stacked=config.uniform))
-    make = functools.partial(make_policy, optimizer=options.optimizer)
+    make = functools.partial(make_train_state, optimizer=options.optimizer)
     base = abstract(jax.eval_shape(lambda x: compute_copy(config, x), params), TRAIN) if lora else None
     if lora:  # adapters are small: every device has them whole
         policy = jax.eval_shape(lambda key: make(init_adapters(config, key, lora, config.uniform)), jax.random.key(0))
@@ -79,7 +79,7 @@ def programs(
         lowered["critic"] = value_step(options, judging, mesh).lower(judge, rows, arrays, whole((), real))
 
     low = abstract(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(config.compute_dtype)), apart), SAMPLE, served_on or mesh)
-    found = per_device(policy.params), per_device(policy.optimizer), per_device(low)
+    found = per_device(policy.params), per_device(policy.opt_state), per_device(low)
     if not environments:  # the engine plays
         return lowered, *found
     rows_of, sampling_params = ("data", "fsdp"), SamplingParams(float(recipe.temperature))

@@ -55,7 +55,7 @@ def scripted_player(game: Game, **options) -> Player:
 
 
 def random_player(game: Game) -> Player:
-    """The floor: every token uniform over the vocabulary, up to and with the first stop token."""
+    """The random player: every token uniform over the vocabulary, up to and with the first stop token."""
 
     def respond(role, states, prompt, keys):
         r = role_of(game, role).response_tokens

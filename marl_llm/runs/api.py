@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from marl_llm.algorithms import Recipe
     from marl_llm.games import Game
     from marl_llm.training import Team
-    from marl_llm.workflows import World
+    from marl_llm.workflows import Environment
 
 DEEP = {"stacked_layers": True}  # of a team that begins with checkpoints: one layer's program, which compiles in seconds
 
@@ -99,7 +99,7 @@ def load_model(name: str | os.PathLike, *, lora_rank: int | None = None, kind: s
 
 
 def make_config(
-    game: str | Game | World, models: Any, recipe: str | Recipe | Mapping = "at_grpo", **options: Any
+    game: str | Game | Environment, models: Any, recipe: str | Recipe | Mapping = "at_grpo", **options: Any
 ) -> config_dict.ConfigDict:
     """The config that `train` runs; arguments as there. `print(make_config(...))` shows every option that there is."""
     from marl_llm.games.registry import name_of_game
@@ -124,7 +124,7 @@ def make_config(
 
 
 def train(
-    game: str | Game | World,
+    game: str | Game | Environment,
     models: Any,
     recipe: str | Recipe | Mapping = "at_grpo",
     *,
@@ -139,7 +139,7 @@ def train(
     `marl_llm.training.use_cpu_devices(n)` for n CPU devices.
 
     Args:
-      game: a name as `make_game` reads it, what `make_game(name, **options)` returned, or a `Game` or `World` of your own. A run of an object that has no name is
+      game: a name as `make_game` reads it, what `make_game(name, **options)` returned, or a `Game` or `Environment` of your own. A run of an object that has no name is
         continued by passing the object again.
       models: role -> its `Model` or the name that `load_model` takes; roles with the same `Model` share it. A single one: all roles do.
       recipe: a name of `marl_llm.algorithms.RECIPES`, a `Recipe`, or a mapping such as `{"name": "grpo", "group_size": 8}`. A loss or
@@ -157,7 +157,7 @@ def train(
 
 @contextlib.contextmanager
 def open_team(
-    game: str | Game | World, models: Any, recipe: str | Recipe | Mapping = "at_grpo", **options: Any
+    game: str | Game | Environment, models: Any, recipe: str | Recipe | Mapping = "at_grpo", **options: Any
 ) -> Iterator[Team]:
     """A team to be trained by a loop of your own, as `marl_llm.training.team` describes it; arguments as those of `train`.
 
@@ -219,11 +219,11 @@ def _recipe_options(recipe: str | Recipe | Mapping) -> dict[str, Any]:
     return options | functions
 
 
-def _roles_of(config: config_dict.ConfigDict, game: str | Game | World, options: Mapping[str, Any]) -> list[str]:
-    """The names of a game's roles; a world that is made to see them is closed again."""
+def _roles_of(config: config_dict.ConfigDict, game: str | Game | Environment, options: Mapping[str, Any]) -> list[str]:
+    """The names of a game's roles; an environment that is made to see them is closed again."""
     from marl_llm.games import find_game
     from marl_llm.runs.players import budgets
-    from marl_llm.workflows import World
+    from marl_llm.workflows import Environment
 
     if not isinstance(game, str):
         return list(budgets(game))
@@ -231,7 +231,7 @@ def _roles_of(config: config_dict.ConfigDict, game: str | Game | World, options:
         made = find_game(config.game.name).make(**options)
     except (ValueError, TypeError, OSError) as error:
         raise ConfigError(str(error)) from error
-    if isinstance(made, World):
+    if isinstance(made, Environment):
         made.close()
     return list(budgets(made))
 

@@ -26,7 +26,7 @@ from marl_llm.runs.api import Results, train
 from marl_llm.runs.command import ConfigError
 from marl_llm.tools.commands import CommandProgram
 from marl_llm.tools.workers import WorkerProgram
-from marl_llm.workflows import ProgramTeam, WorkflowError, World
+from marl_llm.workflows import ProgramTeam, WorkflowError, Environment
 
 if TYPE_CHECKING:
     from marl_llm.algorithms import Recipe
@@ -82,17 +82,17 @@ def attach(
     try:
         if callable(play):
             rows = read_tasks(tasks) if isinstance(tasks, str | os.PathLike) else tasks
-            world = ProgramTeam(tuple(roles), rows, name=_name(play, rows)).world(play)
+            environment = ProgramTeam(tuple(roles), rows, name=_name(play, rows)).environment(play)
         else:
-            world = _command_world(roles, play if isinstance(play, Command) else Command(play), tasks)
+            environment = _command_environment(roles, play if isinstance(play, Command) else Command(play), tasks)
     except WorkflowError as error:
         raise ConfigError(str(error)) from error
     options["rollout"] = {"concurrency": CONCURRENCY if callable(play) else PROCESSES} | dict(options.get("rollout", {}))
-    return train(world, roles, recipe, steps=steps, workdir=workdir, **options)
+    return train(environment, roles, recipe, steps=steps, workdir=workdir, **options)
 
 
-def _command_world(roles: Iterable[str], given: Command, tasks: Any) -> World:
-    """The world of a command. Raises `ConfigError` for a command that is none, and for tasks that are no file."""
+def _command_environment(roles: Iterable[str], given: Command, tasks: Any) -> Environment:
+    """The environment of a command. Raises `ConfigError` for a command that is none, and for tasks that are no file."""
     command = given.parts
     if isinstance(command, str) or not command or not all(isinstance(part, str) for part in command):
         raise ConfigError(f"play={command!r:.80}: give an async function, or a command as a list, e.g. ['python', 'my_app.py']")
@@ -102,8 +102,8 @@ def _command_world(roles: Iterable[str], given: Command, tasks: Any) -> World:
     return make_game(COMMAND, command=shlex.join(command), tasks=where, roles=",".join(roles), folder=os.getcwd(), stays=given.stays)
 
 
-def command_team(command: str, tasks: str, roles: str, folder: str = ".", stays: bool = False) -> World:
-    """The world of a command, as a run's config names it.
+def command_team(command: str, tasks: str, roles: str, folder: str = ".", stays: bool = False) -> Environment:
+    """The environment of a command, as a run's config names it.
 
     Args:
       command: as a shell would read it; no shell does.
@@ -114,7 +114,7 @@ def command_team(command: str, tasks: str, roles: str, folder: str = ".", stays:
     """
     kind = WorkerProgram if stays else CommandProgram
     program = kind(shlex.split(command), folder)
-    return ProgramTeam(tuple(roles.split(",")), read_tasks(tasks), name="command").world(program, program.close)
+    return ProgramTeam(tuple(roles.split(",")), read_tasks(tasks), name="command").environment(program, program.close)
 
 
 def read_tasks(path: str | os.PathLike) -> list[dict[str, Any]]:

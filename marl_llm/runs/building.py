@@ -55,7 +55,7 @@ def start_jax(config, cache: str | None, processes: int = 1, home: pathlib.Path 
     count, fsdp = config.devices, config.mesh.fsdp
     if not count:
         one = jax.default_backend() == "cpu" and processes == 1 and has_published_model(config)
-        count = checks.most_devices(config, there) if not (config.hosted or is_world(config, home)) else 1 if one else there
+        count = checks.most_devices(config, there) if not (config.hosted or is_environment(config, home)) else 1 if one else there
     if not fsdp:
         count = config.devices or 1
         fsdp = max(1, there // count)
@@ -76,21 +76,21 @@ def has_published_model(config) -> bool:
     return any(one.get("path") or "vocab_size" in PRESETS.get(one.get("preset"), {}) for one in sections)
 
 
-def is_world(config, home: pathlib.Path | None) -> bool:
+def is_environment(config, home: pathlib.Path | None) -> bool:
     """Whether a config's game is a workflow. A user's own is made to see; a game that cannot be made is none, and `resolve` says why."""
     from marl_llm.games import GAMES, GameError, find_game
-    from marl_llm.games.registry import WORLDS
-    from marl_llm.workflows import World
+    from marl_llm.games.registry import ENVIRONMENTS
+    from marl_llm.workflows import Environment
 
     if config.game.name in GAMES:
-        return config.game.name in WORLDS
+        return config.game.name in ENVIRONMENTS
     try:
         game = find_game(config.game.name, home).make(**checks.given(config.game, ("name",)))
     except (GameError, ValueError, TypeError, OSError):
         return False
-    if isinstance(game, World):
+    if isinstance(game, Environment):
         game.close()
-    return isinstance(game, World)
+    return isinstance(game, Environment)
 
 
 @contextlib.contextmanager
@@ -144,7 +144,7 @@ def model_specs(plan: Plan, config, mesh, served: bool = True) -> dict:
     from marl_llm.text import load_chat
     from marl_llm.tools import VllmServer
     from marl_llm.training import ModelSpec
-    from marl_llm.workflows import World
+    from marl_llm.workflows import Environment
 
     made: dict = {}  # what equal sections share: teams of one base begin from one array
     specs = {}
@@ -154,7 +154,7 @@ def model_specs(plan: Plan, config, mesh, served: bool = True) -> dict:
         lora = LoraConfig(o["lora_rank"], o["lora_alpha"]) if o.get("lora_rank") else None
         chat = template_options(f"config.models.{name}", o)
         same = json.dumps([o.get("path"), o.get("preset"), chat, shape_options(o)], sort_keys=True)
-        own = plan.played.speech if isinstance(plan.played, World) else None
+        own = plan.played.renderer if isinstance(plan.played, Environment) else None
         if same not in made and "path" in o:
             try:
                 loaded = load_pretrained(o["path"], mesh=mesh, stacked=config.stacked_layers, **shape_options(o))

@@ -22,7 +22,7 @@ from marl_llm.coaching.backward import Backward, counterfactual_coach
 from marl_llm.coaching.figures import WINDOW, rising_while_falling
 from marl_llm.coaching.history import History
 from marl_llm.hints import check_word
-from marl_llm.workflows import WorkflowError, World
+from marl_llm.workflows import WorkflowError, Environment
 from marl_llm.workflows.rewards import COACH
 
 if TYPE_CHECKING:
@@ -54,20 +54,20 @@ def check_coach(config: config_dict.ConfigDict, plan: Plan) -> None:
     if not c.kind:
         if options:
             raise ConfigError(f"config.coach.{next(iter(options))} would have no effect: config.coach.kind is not set")
-        if isinstance(plan.played, World):
+        if isinstance(plan.played, Environment):
             _as_config(lambda: check_coached(plan.played.workflow))
         return
     check_word("config.coach.kind", c.kind, READS, ConfigError)
-    if not isinstance(plan.played, World) or not isinstance(plan.game, World):
+    if not isinstance(plan.played, Environment) or not isinstance(plan.game, Environment):
         raise ConfigError("config.coach would have no effect: a value-state game has rewards of its own; coach a workflow")
     if plan.played.guide is None:
         name = plan.played.workflow.name
-        raise ConfigError(f"config.coach.kind={c.kind!r}: world {name!r} has no guide; give World(guide=CoachGuide(...))")
+        raise ConfigError(f"config.coach.kind={c.kind!r}: environment {name!r} has no guide; give Environment(guide=CoachGuide(...))")
     _check_one(c, plan.played)
     if plan.recipe.rewards == "team":
         raise ConfigError(f"config.coach would have no effect: recipe {plan.recipe.name} reads team rewards only; set recipe.rewards")
     if plan.played.guide.strategic and not c.history:
-        raise ConfigError("config.coach.history is not set, and the rubric of this world reads it: set how many steps it looks back on")
+        raise ConfigError("config.coach.history is not set, and the rubric of this environment reads it: set how many steps it looks back on")
     _check_backward(c, plan)
     _check_corrections(c, plan)
     for name, why in (("max_staleness", "would change while it scores"), ("batch_invariant", "does not repeat byte for byte")):
@@ -90,7 +90,7 @@ def _check_backward(c: config_dict.ConfigDict, plan: Plan) -> None:
     if c.kind not in ("rubric", "endpoint", "served", "model"):
         raise ConfigError(f"config.coach.backward: a coach of kind {c.kind!r} cannot go backwards")
     if c.kind == "rubric" and guide.contribution is None:
-        raise ConfigError(f"config.coach.backward: the guide of world {name!r} has no contribution, which a rubric needs")
+        raise ConfigError(f"config.coach.backward: the guide of environment {name!r} has no contribution, which a rubric needs")
     if (c.when or guide.when) != "end":
         raise ConfigError("config.coach.backward needs the end of the play: set config.coach.when=end")
     if plan.recipe.sampling == "tree" or c.study:
@@ -106,14 +106,14 @@ def _check_corrections(c: config_dict.ConfigDict, plan: Plan) -> None:
         raise ConfigError(f"config.coach.corrections: a coach of kind {c.kind!r} says scores alone")
     if c.kind == "rubric" and plan.played.guide.better is None:
         name = plan.played.workflow.name
-        raise ConfigError(f"config.coach.corrections: the guide of world {name!r} has no better, which a rubric needs")
+        raise ConfigError(f"config.coach.corrections: the guide of environment {name!r} has no better, which a rubric needs")
     if c.backward:
         raise ConfigError("config.coach.corrections and config.coach.backward exclude each other: what goes backwards corrects nothing")
     if c.study == "permuted":
         raise ConfigError("config.coach.corrections: a permuted coach would correct an action with what another should have said")
 
 
-def _check_one(c: config_dict.ConfigDict, world: World) -> None:
+def _check_one(c: config_dict.ConfigDict, environment: Environment) -> None:
     """Raises `ConfigError` for a coach, or a member of an ensemble, that cannot be."""
     CoachSection.check(c)
     options = CoachSection.changed(c)
@@ -121,25 +121,25 @@ def _check_one(c: config_dict.ConfigDict, world: World) -> None:
         raise ConfigError(f"config.coach.{idle[0]} would have no effect: a coach of kind {c.kind!r} does not read it")
     if lacks := [name for name in _NEEDS.get(c.kind, ()) if not options.get(name)]:
         raise ConfigError(f"config.coach.kind={c.kind!r} needs {' and '.join(lacks)}")
-    if c.kind == "rubric" and world.guide.rubric is None:
-        raise ConfigError(f"config.coach.kind='rubric': the guide of world {world.workflow.name!r} has no rubric")
+    if c.kind == "rubric" and environment.guide.rubric is None:
+        raise ConfigError(f"config.coach.kind='rubric': the guide of environment {environment.workflow.name!r} has no rubric")
     if c.kind == "model" and not (pathlib.Path(c.path) / "config.json").is_file():
         raise ConfigError(f"config.coach.path={c.path!r} is no checkpoint: there is no config.json in it")
     if c.kind == "small":
-        _as_config(lambda: small.read_record(c.path, world.guide))
-        if world.guide.brief is None:
-            raise ConfigError(f"config.coach.kind='small': the guide of world {world.workflow.name!r} has no brief, which it reads")
+        _as_config(lambda: small.read_record(c.path, environment.guide))
+        if environment.guide.brief is None:
+            raise ConfigError(f"config.coach.kind='small': the guide of environment {environment.workflow.name!r} has no brief, which it reads")
     if (c.cap_usd is None) != (c.prices is None):
         raise ConfigError("config.coach.cap_usd and config.coach.prices belong together: a cap needs prices, and prices alone cap nothing")
-    if c.learn is not None and world.guide.rubric is None:
-        raise ConfigError(f"config.coach.learn: the guide of world {world.workflow.name!r} has no rubric to check a coach by that trains")
+    if c.learn is not None and environment.guide.rubric is None:
+        raise ConfigError(f"config.coach.learn: the guide of environment {environment.workflow.name!r} has no rubric to check a coach by that trains")
     _prices(c.prices)
-    nobody = rubric_coach(dataclasses.replace(world.guide, rubric=print))
+    nobody = rubric_coach(dataclasses.replace(environment.guide, rubric=print))
     if c.kind == "ensemble":
         members = members_of(c)
         for number, member in enumerate(members, 1):
             try:
-                _check_one(member, world)
+                _check_one(member, environment)
             except ConfigError as error:
                 raise ConfigError(f"config.coach.members, member {number}: {error}") from error
         _as_config(lambda: studies.Ensemble([nobody] * len(members), c.agreement, c.quorum))
@@ -242,9 +242,9 @@ def small_coach(path: Any, max_prompt: int, guide: Any, models: list[Any], clien
     from marl_llm.tools.chat import ChatClient
 
     try:
-        speech = small.speech_of(PieceTokenizer.load(pathlib.Path(path) / small.TOKENIZER))
+        renderer = small.renderer_of(PieceTokenizer.load(pathlib.Path(path) / small.TOKENIZER))
         sizes = dict(max_prompt=max_prompt, max_tokens=small.MAX_REPLY, max_num_seqs=SMALL_SLOTS)
-        models.append(LocalModel(str(path), speech=speech, **sizes))
+        models.append(LocalModel(str(path), renderer=renderer, **sizes))
     except (ValueError, OSError, KeyError) as error:
         raise ConfigError(f"config.coach.path={str(path)!r} is no small coach: {error}") from error
     clients.append(ChatClient(models[-1].backend(content=True), **{"concurrency": SMALL_SLOTS, **options}))

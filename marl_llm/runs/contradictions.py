@@ -16,7 +16,7 @@ from marl_llm.runs.checks import elsewhere, parse_sources
 from marl_llm.runs.command import ConfigError
 from marl_llm.runs.players import CHAT
 from marl_llm.runs.sections import RolloutSection, ToolsSection
-from marl_llm.workflows import WorkflowError, World
+from marl_llm.workflows import WorkflowError, Environment
 
 if TYPE_CHECKING:
     from marl_llm.runs.resolve import Plan
@@ -43,7 +43,7 @@ def _served_models(plan: Plan) -> list[str]:
 
 def _check_play(config: config_dict.ConfigDict, plan: Plan) -> None:
     """Options of hosted play in compiled play, and the reverse."""
-    rollout, workflow = config.rollout, isinstance(plan.game, World)
+    rollout, workflow = config.rollout, isinstance(plan.game, Environment)
     idle = {} if plan.hosted else RolloutSection.changed(rollout, ("tasks", "refills", "task_list"))
     name, value = next(iter(idle.items()), ("", ""))
     max_num_seqs = rollout.max_num_seqs
@@ -60,7 +60,7 @@ def _check_play(config: config_dict.ConfigDict, plan: Plan) -> None:
 
 def _check_program(config: config_dict.ConfigDict, plan: Plan) -> None:
     """What cannot be had where a foreign program plays the episodes."""
-    if not isinstance(plan.game, World) or plan.game.program is None:
+    if not isinstance(plan.game, Environment) or plan.game.program is None:
         return
     from marl_llm.training.attached import check_recipe  # takes a second to import
 

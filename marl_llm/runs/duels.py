@@ -4,7 +4,7 @@
 
 Each role of the team is put beside the opponent in all other seats, as it is trained and as its start was; then the same with the next
 role, on the same tasks. So an opponent meets both seats, and what a seat is worth by itself shows in the start's rows.
-For worlds that say what each seat won: a figure `result_<role>`, above 0 won, 0 drawn, below 0 lost.
+For environments that say what each seat won: a figure `result_<role>`, above 0 won, 0 drawn, below 0 lost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ENDS: dict[str, Callable[[float, bool], bool]] = {
 def duel_seats(plan: Plan, opponents: Sequence[str]) -> dict[tuple[str, str, str], dict[str, Any]]:
     """(opponent, player, role) -> table of seats, for each of `opponents`, `PLAYERS` and roles that a trained model plays.
 
-    Raises `ConfigError` for a seat that there is not, and for a world that does not say what each seat won.
+    Raises `ConfigError` for a seat that there is not, and for an environment that does not say what each seat won.
     """
     from marl_llm.training.seats import seat_table
 
@@ -55,7 +55,7 @@ def ends(plays: Iterable[tuple[Outcome, str]]) -> dict[str, Any]:
     """Shares of how plays ended, each with its 95 % interval clustered by task, from plays and the role that is looked at in each.
 
     `{plays, won: {share, interval}, drawn, lost, unfinished, invalid}`; `invalid` are moves per play that the game's rules refused to that
-    role, where the world counts them. Aborted plays do not count.
+    role, where the environment counts them. Aborted plays do not count.
     """
     from marl_llm.evaluation import clustered
 

@@ -173,7 +173,7 @@ def late_line(records: list[dict]) -> str:
 
 
 def tables(plan: Plan, ablate_roles: bool = True) -> dict[str, dict[str, str]]:
-    """The page's tables of seats by name: before, after, random where the game has a floor, and, if `ablate_roles`, swapped and the pairs.
+    """The page's tables of seats by name: before, after, random where the game has such a player, and, if `ablate_roles`, swapped and the pairs.
 
     Swapped hands every trained model on to the roles of the next one of its shape; with one model there is nothing to swap. A pair is the
     trained team with one role's model as it was before.
@@ -181,7 +181,7 @@ def tables(plan: Plan, ablate_roles: bool = True) -> dict[str, dict[str, str]]:
     roles, trained = plan.assignment.roles, plan.assignment.trained
     learned = [role for role, model in roles.items() if model in trained]
     found = {"before": dict.fromkeys(learned, "start"), "after": {}}
-    if plan.played.floor is not None:
+    if plan.played.random_player is not None:
         found["random"] = dict.fromkeys(roles, "random")
     if ablate_roles and len(learned) > 1:
         if len(trained) > 1 and len({plan.shapes[name] for name in trained}) == 1:

@@ -14,7 +14,7 @@ from marl_llm.algorithms import RECIPES, Recipe, make_recipe
 from marl_llm.games import Game
 from marl_llm.models import LoraConfig, ModelConfig, make_model_config, read_config
 from marl_llm.untrusted import read_json
-from marl_llm.workflows import Assignment, Inside, Outside, Scripted, World, alternate
+from marl_llm.workflows import Assignment, Inside, Outside, Scripted, Environment, alternate
 
 KINDS = ("trained", "frozen", "outside", "scripted")
 _OUTSIDE = ("url", "served_as", "key_env")
@@ -26,15 +26,15 @@ SAMPLERS = ("engine", "vllm")
 NEEDED = {"url": "the server's address, e.g. http://127.0.0.1:8000/v1", "folder": "a directory that the server sees under the same path"}
 
 
-def budgets(game: Game | World) -> dict[str, tuple[int, int]]:
+def budgets(game: Game | Environment) -> dict[str, tuple[int, int]]:
     """Role -> its longest prompt and its longest response, in tokens."""
-    if isinstance(game, World):
+    if isinstance(game, Environment):
         return {name: (role.max_prompt, role.max_tokens) for name, role in game.workflow.roles.items()}
     return {role.name: (role.prompt_tokens, role.response_tokens) for role in game.roles}
 
 
 def cast(
-    config: config_dict.ConfigDict, game: Game | World, sizes_only: bool = False
+    config: config_dict.ConfigDict, game: Game | Environment, sizes_only: bool = False
 ) -> tuple[Assignment, dict[str, dict], dict[str, ModelConfig]]:
     """Who plays whom, what each model's section came to, and the shapes of this program's models. Raises `ConfigError`."""
     roles = parse_assignment(config.assignment, list(budgets(game)))
@@ -46,7 +46,7 @@ def cast(
     shapes = {name: _shape(name, one, game, sizes_only) for name, one in options.items() if one["kind"] in ("trained", "frozen")}
     models = {name: _player(config, name, options[name], game) for name in names}
     assignment = Assignment(roles, models, alternate(*parse_phases(config.schedule)))
-    if isinstance(game, World):
+    if isinstance(game, Environment):
         assignment.check(game.workflow)
     if not assignment.trained:
         raise ConfigError("no model trains: give one kind='trained'")
@@ -125,10 +125,10 @@ def shape_options(options: dict) -> dict:
     return {key: value for key, value in options.items() if key not in _NO_SHAPE}
 
 
-def _shape(name: str, options: dict, game: Game | World, sizes_only: bool) -> ModelConfig:
+def _shape(name: str, options: dict, game: Game | Environment, sizes_only: bool) -> ModelConfig:
     if options.get("lora_rank") is not None:
         LoraConfig(options["lora_rank"], options["lora_alpha"])
-    where, own = f"config.models.{name}", game.speech if isinstance(game, World) else game
+    where, own = f"config.models.{name}", game.renderer if isinstance(game, Environment) else game
     size = own and own.tokenizer.vocab_size  # None where models bring a vocabulary of their own
     if "path" in options:
         try:
@@ -139,13 +139,13 @@ def _shape(name: str, options: dict, game: Game | World, sizes_only: bool) -> Mo
             raise ConfigError(f"{where}.path={options['path']!r} has {found.vocab_size} tokens, and the game speaks a language of {size}")
         return found
     if size is None and not (sizes_only and "preset" in options):
-        raise ConfigError(f"{where}: this world has no vocabulary of its own; set path to a Hugging Face checkpoint")
+        raise ConfigError(f"{where}: this environment has no vocabulary of its own; set path to a Hugging Face checkpoint")
     if "preset" not in options:
         raise ConfigError(f"{where} needs a preset or a path")
     return make_model_config(options["preset"], size, **shape_options(options))
 
 
-def _player(config: config_dict.ConfigDict, name: str, options: dict, game: Game | World) -> Inside | Outside | Scripted:
+def _player(config: config_dict.ConfigDict, name: str, options: dict, game: Game | Environment) -> Inside | Outside | Scripted:
     kind = options["kind"]
     if kind in ("trained", "frozen"):
         return Inside(trained=kind == "trained")
@@ -156,12 +156,12 @@ def _player(config: config_dict.ConfigDict, name: str, options: dict, game: Game
 
         return Outside(ChatClient(OpenAICompatible(options["url"], options["served_as"], options.get("key_env"))))
     if game.script is None:
-        raise ConfigError(f"config.models.{name}: the world has no scripted player")
+        raise ConfigError(f"config.models.{name}: the environment has no scripted player")
     return Scripted(game.script)
 
 
-def hosted_world(config: config_dict.ConfigDict, game: Game, recipe: Recipe) -> tuple[World, Any]:
-    """A value-state game as a world, and its budgets: in text if models bring a language of their own, else in the game's words."""
+def hosted_environment(config: config_dict.ConfigDict, game: Game, recipe: Recipe) -> tuple[Environment, Any]:
+    """A value-state game as an environment, and its budgets: in text if models bring a language of their own, else in the game's words."""
     import jax
 
     from marl_llm.games.hosted import TextBudget, hosted

@@ -22,17 +22,17 @@ from marl_llm.runs.sections import (
     ROW_TOKENS, CheckpointSection, EvaluationSection, OptimizerSection, RolloutSection, SftSection, fill_open_options,
 )  # fmt: skip
 from marl_llm.untrusted import read_json_file
-from marl_llm.workflows import Assignment, Task, World, with_roles
+from marl_llm.workflows import Assignment, Task, Environment, with_roles
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A resolved config: typed values that were checked one by one and against each other. A context manager, for a world owns tools.
+    """A resolved config: typed values that were checked one by one and against each other. A context manager, for an environment owns tools.
 
     Attributes:
       found: what the game's name stands for. game: the game, with its options.
-      played: the game itself, or, of a value-state game with `config.hosted`, the world that it makes.
-      text: budgets of that world, where it is played in ordinary text.
+      played: the game itself, or, of a value-state game with `config.hosted`, the environment that it makes.
+      text: budgets of that environment, where it is played in ordinary text.
       recipe: of the team. recipes: trained model -> its own, which differs in its loss at most.
       options: model -> what its section came to. shapes: model of this program -> its shape.
       script: options of the scripted player.
@@ -40,8 +40,8 @@ class Plan:
     """
 
     found: Found
-    game: Game | World
-    played: Game | World
+    game: Game | Environment
+    played: Game | Environment
     text: Any
     recipe: Recipe
     recipes: dict[str, Recipe]
@@ -55,18 +55,18 @@ class Plan:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if isinstance(self.game, World):
+        if isinstance(self.game, Environment):
             self.game.close()
 
     @property
     def hosted(self) -> bool:
         """Played through the controller and the engine, not compiled."""
-        return isinstance(self.played, World)
+        return isinstance(self.played, Environment)
 
     @property
     def headline(self) -> str:
         """The name of the figure that files and tables call "success"."""
-        return self.played.headline if isinstance(self.played, World) else "success"
+        return self.played.headline if isinstance(self.played, Environment) else "success"
 
     @property
     def pay(self) -> str:
@@ -99,12 +99,12 @@ class Plan:
         """What `--dry_run` prints: roles, models, recipe fields, sizes and shapes; of a workflow, the picture of its graph."""
         g, r, e = self.game, self.recipe, config.rollout.tasks
         k = r.group_size
-        kind, name = ("workflow", g.workflow.name) if isinstance(g, World) else ("game", config.game.name)
+        kind, name = ("workflow", g.workflow.name) if isinstance(g, Environment) else ("game", config.game.name)
         head = f"{config.name}: {kind} {name}, recipe {r.name} ({r.preset}), {config.steps} steps, seed {config.seed}"
         rows = [head + (", hosted" if config.hosted else ""), "", "roles"]
         for role, (prompt, response) in self.budgets.items():
             said = f"prompt [E={e}, P<={prompt}]  responses [E={e}, K={k}, R<={response}]"
-            if isinstance(g, World):
+            if isinstance(g, Environment):
                 said += f"  reads {', '.join(g.workflow.roles[role].reads)}; writes {', '.join(g.workflow.roles[role].writes)}"
             elif beside := next([n for n in stage if n != role] for stage in g.stages if role in stage):
                 said += f"  together with {', '.join(beside)}"
@@ -120,7 +120,7 @@ class Plan:
             rows.append(f"  {model:<10} " + ", ".join(f"{key}={value}" for key, value in (options | own).items()) + (shape or ""))
         plays = f"{k} candidates per prompt, '{r.pick}' goes on" if r.sampling == "tree" else f"{k} plays each"
         rows += ["", f"per step: {e} tasks, {plays}"]
-        if isinstance(g, World):
+        if isinstance(g, Environment):
             rows[-1] += f"; headline figure: {g.headline}"
         else:
             samples = e * k * g.max_turns * len(g.roles)
@@ -129,7 +129,7 @@ class Plan:
         def given(name):
             return "default" if config.game[name] is None else config.game[name]
 
-        value = given if isinstance(g, World) else lambda name: getattr(g, name, "")
+        value = given if isinstance(g, Environment) else lambda name: getattr(g, name, "")
         rows += [self.pay, *filter(None, [self.unguided(config), cost_line(config, self)])]
         rows += ["", "game", *(f"  {name:<20} {value(name)}" for name in self.found.options)]
         recipe_fields = {f.name: getattr(r, f.name) for f in dataclasses.fields(r)}
@@ -137,7 +137,7 @@ class Plan:
         rows += ["", "recipe", *(f"  {name:<20} {field}" for name, field in recipe_fields.items())]
         for section in (RolloutSection, OptimizerSection, SftSection, EvaluationSection, CheckpointSection):
             rows += ["", section.key, *(f"  {name:<20} {value}" for name, value in section.shown(config[section.key]).items())]
-        if isinstance(g, World):
+        if isinstance(g, Environment):
             from marl_llm.workflows import to_mermaid
 
             rows += ["", to_mermaid(g.workflow, dict(self.assignment.roles))]
@@ -147,7 +147,7 @@ class Plan:
 def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None, sizes_only: bool = False) -> Plan:
     """Checks a config and turns it into typed values. Whoever resolves it closes it (`with resolve(config) as plan`).
 
-    `home` is where a run directory keeps a user's file. `sizes_only` is for `marl_llm plan`, which needs no parameters: a world whose
+    `home` is where a run directory keeps a user's file. `sizes_only` is for `marl_llm plan`, which needs no parameters: an environment whose
     models are checkpoints may name a published preset in place of a `path`.
 
     Options that are left open and depend on the models are set in the config (`marl_llm.runs.sections`). Raises `ConfigError` for an
@@ -167,11 +167,11 @@ def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None, si
     except (ValueError, TypeError, OSError) as error:
         raise ConfigError(str(error)) from error
     try:
-        if isinstance(game, World):
+        if isinstance(game, Environment):
             game = _listed(_cut(game, config.rollout), config.rollout.task_list)
         played, text = game, None
         if config.hosted and isinstance(game, Game):
-            played, text = players.hosted_world(config, game, recipe)
+            played, text = players.hosted_environment(config, game, recipe)
         assignment, options, shapes = players.cast(config, played, sizes_only)
         fill_open_options(config, [options[name] for name in assignment.trained])
         recipes, own_files = recipes_of(config, assignment.trained, recipe, functions), _own_files([found, *functions.values()])
@@ -180,7 +180,7 @@ def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None, si
         check_coach(config, plan)
         return plan
     except (ValueError, TypeError) as error:
-        if isinstance(game, World):
+        if isinstance(game, Environment):
             game.close()
         raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from error
 
@@ -203,20 +203,20 @@ def _missing_file(config: config_dict.ConfigDict, error: FileNotFoundError) -> s
     return f"{keys[0] if keys else config.game.name}: {reason}"
 
 
-def _cut(world: World, rollout: config_dict.ConfigDict) -> World:
-    """The world with its roles' budgets cut to what the config allows."""
+def _cut(environment: Environment, rollout: config_dict.ConfigDict) -> Environment:
+    """The environment with its roles' budgets cut to what the config allows."""
     most = {name: rollout[name] for name in ("max_prompt", "max_tokens") if rollout[name] is not None}
 
     def cut(role):
         return dataclasses.replace(role, **{name: min(value, getattr(role, name)) for name, value in most.items()})
 
-    return dataclasses.replace(world, workflow=with_roles(world.workflow, cut)) if most else world
+    return dataclasses.replace(environment, workflow=with_roles(environment.workflow, cut)) if most else environment
 
 
-def _listed(world: World, path: str | None) -> World:
-    """The world whose training tasks are those of a list, again and again. Raises `ConfigError` for a file that holds no list."""
+def _listed(environment: Environment, path: str | None) -> Environment:
+    """The environment whose training tasks are those of a list, again and again. Raises `ConfigError` for a file that holds no list."""
     if not path:
-        return world
+        return environment
     try:
         numbers = read_json_file(path)["tasks"]
         if not isinstance(numbers, list) or not numbers or not all(isinstance(number, int) and number >= 0 for number in numbers):
@@ -226,8 +226,8 @@ def _listed(world: World, path: str | None) -> World:
 
     def tasks(split: str, first: int, count: int) -> list[Task]:
         if split != "train":
-            return world.tasks(split, first, count)
+            return environment.tasks(split, first, count)
         at = [numbers[number % len(numbers)] for number in range(first, first + count)]
-        return [dataclasses.replace(world.tasks("train", one, 1)[0], number=number) for number, one in enumerate(at, first)]
+        return [dataclasses.replace(environment.tasks("train", one, 1)[0], number=number) for number, one in enumerate(at, first)]
 
-    return dataclasses.replace(world, tasks=tasks)
+    return dataclasses.replace(environment, tasks=tasks)

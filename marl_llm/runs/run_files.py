@@ -25,7 +25,7 @@ class RunFiles:
         from marl_llm import reporting
         from marl_llm.reporting import files
         from marl_llm.training import processes
-        from marl_llm.workflows import World, to_svg
+        from marl_llm.workflows import Environment, to_svg
         from marl_llm.workflows.storage import FILE_NAME
 
         self._scratch = None if processes.leads() else tempfile.TemporaryDirectory()
@@ -38,7 +38,7 @@ class RunFiles:
         tracker = reporting.Tracker(config.logger, workdir, plain(config)) if config.logger and self._scratch is None else None
         self.metrics = reporting.MetricsWriter(workdir, resume_step=resume_step, tracker=tracker)
         self.episodes = reporting.EpisodeWriter(workdir, resume_step=resume_step)
-        if isinstance(plan.game, World):
+        if isinstance(plan.game, Environment):
             (workdir / "graph.svg").write_text(to_svg(plan.game.workflow, dict(plan.assignment.roles)))
         elif hasattr(plan.game.tokenizer, "save"):
             plan.game.tokenizer.save(workdir / "tokenizer.model")

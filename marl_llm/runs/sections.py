@@ -267,7 +267,7 @@ class CoachSection(Section):
     key: ClassVar[str] = "coach"
     kind: str | None = option(
         None,
-        '"endpoint", "served" (marl_llm serve), "model" (in this process), "rubric" (of the world), "small" (marl_llm coach) or "ensemble"',
+        '"endpoint", "served" (marl_llm serve), "model" (in this process), "rubric" (of the environment), "small" (marl_llm coach) or "ensemble"',
         unset="nobody",
     )
     url: str | None = option(None, "endpoint, served: the address up to /chat/completions", unset="none")
@@ -305,7 +305,7 @@ class CoachSection(Section):
     format_attempts: int = option(2, "endpoint, served, model: how often a reply that cannot be read is asked for in all", ABOVE_0)
     max_tokens: int = option(1024, "endpoint, served, model: tokens of a reply", ABOVE_0)
     when: str | None = option(
-        None, 'an action is scored as soon as it is done ("action") or when the play is over ("end")', unset="as the world's guide says"
+        None, 'an action is scored as soon as it is done ("action") or when the play is over ("end")', unset="as the environment's guide says"
     )
     truth: str = option("none", 'who is scored with the hidden answers at hand: "none", "last", "last_role" or "all"')
     missing: str = option(

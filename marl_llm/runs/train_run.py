@@ -69,7 +69,7 @@ def train_run(config: config_dict.ConfigDict, workdir: pathlib.Path, launch: Lau
     from marl_llm.training import processes
 
     count = processes.start(launch.distributed, launch.lost_after_s)
-    mesh = start_jax(config, launch.cache, count, launch.home)  # before the game is made: a world's index would start JAX with one device
+    mesh = start_jax(config, launch.cache, count, launch.home)  # before the game is made: an environment's index would start JAX with one device
     from marl_llm.training import Checkpoints
 
     again = launch.resume_command(workdir)

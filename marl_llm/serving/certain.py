@@ -16,18 +16,18 @@ class CertainText:
     become a stop text.
 
     Args:
-      speech: how the model reads and writes.
+      renderer: how the model reads and writes.
       talk: the conversation that is answered; None: a text that is continued as it stands.
       stops: texts that end the reply.
       hides_calls: whether tool calls are no part of the text.
     """
 
-    def __init__(self, speech: Any, talk: Any, stops: Sequence[str] = (), hides_calls: bool = True):
-        self._speech, self._stops = speech, [stop for stop in stops if stop]
-        self._is_chat = talk is not None and isinstance(speech, Chat)
-        self._calls = speech.call_reader if self._is_chat and hides_calls else None
+    def __init__(self, renderer: Any, talk: Any, stops: Sequence[str] = (), hides_calls: bool = True):
+        self._renderer, self._stops = renderer, [stop for stop in stops if stop]
+        self._is_chat = talk is not None and isinstance(renderer, Chat)
+        self._calls = renderer.call_reader if self._is_chat and hides_calls else None
         self._begun = False  # text has been said: calls that stand at a reply's start alone can no longer come
-        self._thinks = self._is_chat and speech.thinks  # it may still turn out to be thinking
+        self._thinks = self._is_chat and renderer.thinks  # it may still turn out to be thinking
         self._strips_newlines = self._ended = False
         self._tail, self._held, self._stream = "", [], TextStream()
         if self._is_chat:
@@ -35,9 +35,9 @@ class CertainText:
 
     def read(self, ids: Sequence[int]) -> str:
         """The text that became certain with the next ids; a stop id is the last one."""
-        if ids and ids[-1] in self._speech.stop_ids:
+        if ids and ids[-1] in self._renderer.stop_ids:
             ids = ids[:-1]
-        self._stream, text = stream_text(self._speech.tokenizer, self._stream, ids)
+        self._stream, text = stream_text(self._renderer.tokenizer, self._stream, ids)
         text = self._without_thinking(text)
         if self._ended or not text:
             return ""

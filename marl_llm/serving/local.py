@@ -31,7 +31,7 @@ class LocalModel:
       max_tokens: of a reply.
       slots: replies that are sampled at once.
       thinking: "on" or "off", how the chat opens; None: as the checkpoint's template does.
-      speech: how the model reads and writes, of a checkpoint without a chat format; None: as its files say.
+      renderer: how the model reads and writes, of a checkpoint without a chat format; None: as its files say.
 
     Attributes:
       answers: (messages, options) -> a reply; see `policy_answers`. Equal to that of every other `LocalModel` of these files and sizes,
@@ -49,7 +49,7 @@ class LocalModel:
         max_tokens: int = MAX_TOKENS,
         max_num_seqs: int = SLOTS,
         thinking: str | None = None,
-        speech: Any = None,
+        renderer: Any = None,
     ):
         self._path, name = pathlib.Path(path), "model"
         self._backends: list[tuple[PolicyBackend, str | None]] = []
@@ -58,7 +58,7 @@ class LocalModel:
         self._lies = jax.default_backend() == "cpu" and is_large(config, "cpu")
         self._stacked = self._lies and config.uniform
         config, params = load_pretrained(path, stacked=self._stacked)
-        chat = speech or load_chat(path, template_options(thinking))
+        chat = renderer or load_chat(path, template_options(thinking))
         if max_prompt is None:
             max_prompt = max(1, min(MAX_PROMPT, config.max_position - max_tokens))
         sizes = EngineConfig(max_num_seqs, prompt_tokens=max_prompt, response_tokens=max_tokens, admit=min(max_num_seqs, 16))

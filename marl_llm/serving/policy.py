@@ -101,7 +101,7 @@ class PolicyAnswers:
 
     Attributes:
       engine: a `sampling.Engine` that serves `model`.
-      speech: how the model reads and writes: `text.Chat`, or `workflows.PlainText`.
+      renderer: how the model reads and writes: `text.Chat`, or `workflows.PlainText`.
       max_prompt, max_tokens: what the engine's lane holds; `max_tokens` is also that of a request that names none, or more.
       timeout_s: of one reply in the engine; what there is by then comes back with the finish reason "length".
       version: of the parameters, told beside what was drawn; None: how often the engine was given new ones.
@@ -111,7 +111,7 @@ class PolicyAnswers:
 
     engine: Any
     model: str
-    speech: Any
+    renderer: Any
     max_prompt: int
     max_tokens: int
     timeout_s: float | int | None
@@ -164,7 +164,7 @@ class PolicyAnswers:
 
     def _say(self, asked: ModelRequest, talk: Any, request: Request, chunks: queue.SimpleQueue, say: Callable[[str], None]) -> str:
         """Says what is certain of a reply while it is drawn, and gives all that was said."""
-        certain, pieces = CertainText(self.speech, talk, request.stop_strings, asked.reads_calls or not asked.tools), []
+        certain, pieces = CertainText(self.renderer, talk, request.stop_strings, asked.reads_calls or not asked.tools), []
         while (chunk := chunks.get()) is not None:
             if piece := certain.read(chunk.tolist()):
                 say(piece)
@@ -178,11 +178,11 @@ class PolicyAnswers:
             rest = said[asked.covered :]
             try:
                 if any(message.role == "assistant" for message in rest):
-                    return self.speech.extend(asked.past, rest, foreign=True)
-                return self.speech.extend(asked.past, rest)
+                    return self.renderer.extend(asked.past, rest, foreign=True)
+                return self.renderer.extend(asked.past, rest)
             except TemplateError:
                 pass  # the template writes them in no conversation that goes on; perhaps it does from the start
-        return self.speech.start(said, asked.tools) if asked.tools else self.speech.start(said)
+        return self.renderer.start(said, asked.tools) if asked.tools else self.renderer.start(said)
 
     def _request(self, asked: ModelRequest) -> tuple[Request, Any]:
         """(request, conversation, or None for a text)."""
@@ -194,14 +194,14 @@ class PolicyAnswers:
             )
         try:
             if isinstance(messages, str):
-                ids = tuple(self.speech.tokenizer.encode(messages))
+                ids = tuple(self.renderer.tokenizer.encode(messages))
             else:
                 talk = self._talk(asked)
                 ids = tuple(talk.ids)
         except (ValueError, TypeError) as error:
             reason = " ".join(str(error).split())
             raise RequestError(f"request refused: the model's format cannot hold these messages: {reason}") from error
-        if unknown := [word for text in asked.texts(asked.covered) for word in unknown_words(self.speech.tokenizer, text)]:
+        if unknown := [word for text in asked.texts(asked.covered) for word in unknown_words(self.renderer.tokenizer, text)]:
             raise RequestError(
                 f"request refused: the model's vocabulary lacks {len(unknown)} of the words ({', '.join(map(repr, unknown[:8]))}): it was "
                 "made for one game, and reads that game's words alone"
@@ -217,16 +217,16 @@ class PolicyAnswers:
         )
         stops, budget = tuple(options.stop or ()), min(options.max_tokens or self.max_tokens, self.max_tokens)
         seed = asked.seed()
-        return Request(ids, seed, budget, self.model, settings, tuple(self.speech.stop_ids), stops, self.timeout_s), talk
+        return Request(ids, seed, budget, self.model, settings, tuple(self.renderer.stop_ids), stops, self.timeout_s), talk
 
     def log_probs(self, reply: ChatReply) -> list[dict[str, Any]]:
         """What a reply of this model drew, thinking and stop token included, as in OpenAI's `logprobs`: for each token its text and its
         log-prob under the raw policy in nats (the record's `log_probs`); with its `id`, so that nothing need be encoded again (law 1)."""
-        drawn, texts = reply.sampled["ids"], pieces_of(self.speech.tokenizer, reply.sampled["ids"])
+        drawn, texts = reply.sampled["ids"], pieces_of(self.renderer.tokenizer, reply.sampled["ids"])
         return [{"token": texts[str(i)], "logprob": value, "id": i} for i, value in zip(drawn, reply.sampled["log_probs"], strict=True)]
 
     def _without_stop(self, drawn: list[int]) -> str:
-        return self.speech.tokenizer.decode(drawn[:-1] if drawn and drawn[-1] in self.speech.stop_ids else drawn)
+        return self.renderer.tokenizer.decode(drawn[:-1] if drawn and drawn[-1] in self.renderer.stop_ids else drawn)
 
     def _reply(self, asked: ModelRequest, request: Request, talk: Any, done: Completion) -> PolicyReply:
         drawn = done.tokens.tolist()
@@ -235,12 +235,12 @@ class PolicyAnswers:
         if talk is None:
             text = shown = self._without_stop(drawn)
         else:
-            after = self.speech.reply(talk, drawn)
-            read = self.speech.read(after)
+            after = self.renderer.reply(talk, drawn)
+            read = self.renderer.read(after)
             shown = read.content
             if asked.tools:
                 shown, calls, malformed = self._called(asked, talk, drawn, read)
-            text = shown if read.finished else self.speech.tokenizer.decode(drawn)
+            text = shown if read.finished else self.renderer.tokenizer.decode(drawn)
         version, drawing = done.version if self.version is None else self.version, request.settings
         sampled = {"prompt": list(request.prompt), "ids": drawn, "version": version}
         sampled |= {"temperature": drawing.temperature, "top_p": drawing.top_p}
@@ -261,10 +261,10 @@ class PolicyAnswers:
         A reply with a call that cannot be read, or is cut off, remains text as a whole: half of it would be misread.
         """
         opened = [*talk.turns[-1].opening, *(drawn[:-1] if read.finished else drawn)]
-        whole = read_reply(self.speech.tokenizer.decode(opened), read.finished, self.speech.thinks, None).content
+        whole = read_reply(self.renderer.tokenizer.decode(opened), read.finished, self.renderer.thinks, None).content
         if not asked.reads_calls:
             return whole, (), 0
-        reader = self.speech.call_reader
+        reader = self.renderer.call_reader
         cut_off = reader.anywhere and any(mark in read.content for mark in reader.marks)
         malformed = len(read.broken_calls) + cut_off
         if malformed or not read.finished or not read.tool_calls:
@@ -273,11 +273,11 @@ class PolicyAnswers:
 
 
 def policy_answers(
-    engine: Any, model: str, speech: Any, *, max_prompt: int, max_tokens: int = 1024, timeout_s: float | int | None = 120.0,
+    engine: Any, model: str, renderer: Any, *, max_prompt: int, max_tokens: int = 1024, timeout_s: float | int | None = 120.0,
     version: int | None = None,
 ) -> PolicyAnswers:  # fmt: skip
     """See `PolicyAnswers`."""
-    return PolicyAnswers(engine, model, speech, max_prompt, max_tokens, timeout_s, version)
+    return PolicyAnswers(engine, model, renderer, max_prompt, max_tokens, timeout_s, version)
 
 
 def _unsaid(said: str, reply: PolicyReply, is_chat: bool) -> str:

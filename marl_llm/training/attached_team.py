@@ -19,7 +19,19 @@ from marl_llm.training.attached import ABORTS, AttachOptions, check_recipe, play
 from marl_llm.training.batch import Batch
 from marl_llm.training.hosted import HostedTeam
 from marl_llm.training.served import CurrentEngine
-from marl_llm.workflows import Assignment, Episode, Inside, Rollout, RolloutError, Speech, Task, Trajectory, Workflow, WorkflowError, World
+from marl_llm.workflows import (
+    Assignment,
+    Environment,
+    Episode,
+    Inside,
+    Renderer,
+    Rollout,
+    RolloutError,
+    Task,
+    Trajectory,
+    Workflow,
+    WorkflowError,
+)
 from marl_llm.workflows.nodes import PAID
 from marl_llm.workflows.play import finish
 from marl_llm.workflows.program_team import TASK
@@ -31,7 +43,7 @@ PROGRAM = "program"  # the node that a failure names
 
 
 class AttachedTeam(HostedTeam):
-    """See the module's text and `HostedTeam`: its world has a `program`.
+    """See the module's text and `HostedTeam`: its environment has a `program`.
 
     Raises:
       WorkflowError: as `HostedTeam`; a recipe that samples a tree or a nucleus; a role whose player is no model of this program.
@@ -57,11 +69,11 @@ class AttachedTeam(HostedTeam):
     ) -> ProgramController:
         """See `HostedTeam._controller`."""
         check_recipe(self.options.recipe)
-        speech = {name: learner.spec.speech for name, learner in self.learners.items()}
-        speech |= {f"{role} as {name}": speech[name] for role, name in self.assignment.roles.items() if name in speech}
+        renderer = {name: learner.spec.renderer for name, learner in self.learners.items()}
+        renderer |= {f"{role} as {name}": renderer[name] for role, name in self.assignment.roles.items() if name in renderer}
         o = self._options
         options = AttachOptions(TIMEOUT_S if o.timeout_s is None else o.timeout_s, o.concurrency)
-        return ProgramController(self.world, assignment, engine, speech, settings, options)
+        return ProgramController(self.environment, assignment, engine, renderer, settings, options)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -76,13 +88,13 @@ class ProgramRollout(Rollout):
 
 
 class ProgramController:
-    """Plays the episodes of a world's program, in the place of a `Controller`.
+    """Plays the episodes of an environment's program, in the place of a `Controller`.
 
     Args:
-      world: with a program.
+      environment: with a program.
       assignment: role -> model; all are models of this program.
       engine: that has these models.
-      speech: model -> how it reads and writes.
+      renderer: model -> how it reads and writes.
       settings: how tokens are drawn, whatever the program asks for.
       options: time limit and number of episodes at once.
 
@@ -92,18 +104,18 @@ class ProgramController:
 
     def __init__(
         self,
-        world: World,
+        environment: Environment,
         assignment: Assignment,
         engine: CurrentEngine | None,
-        speech: Mapping[str, Speech],
+        renderer: Mapping[str, Renderer],
         settings: SamplingParams,
         options: AttachOptions,
     ):
-        for role in world.workflow.roles:
+        for role in environment.workflow.roles:
             if engine is None or not isinstance(assignment.model(role), Inside):
                 raise WorkflowError(f"the role {role!r} is no model of this program: a foreign program asks outside models itself")
-        self.workflow, self.assignment, self._program = world.workflow, assignment, world.program
-        self._engine, self._speech, self._settings, self._options = engine, speech, settings, options
+        self.workflow, self.assignment, self._program = environment.workflow, assignment, environment.program
+        self._engine, self._renderer, self._settings, self._options = engine, renderer, settings, options
 
     def close(self) -> None:
         """Nothing is left to close: each rollout closes its server."""
@@ -139,7 +151,7 @@ class ProgramController:
         found = {}
         for name, role in self.workflow.roles.items():
             model, sizes = self.assignment.roles[name], dict(max_prompt=role.max_prompt, max_tokens=role.max_tokens)
-            found[name] = policy_answers(self._engine.engine, model, self._speech[model], **sizes)
+            found[name] = policy_answers(self._engine.engine, model, self._renderer[model], **sizes)
         return found
 
     def _episode(self, task: Task, step: int, number: int, played: ForeignEpisode) -> Episode:
@@ -166,7 +178,7 @@ class ProgramController:
         return RoleCall(
             id=name, node=role, role=role, agent=list(self.workflow.roles).index(role), model=model, parents=(), turn=turn,
             request_number=order, items=(), group=name, choice=0, branch=play, seed=(),
-            prompt=self._speech[model].tokenizer.decode(prompt[line.get("relayed", 0) :]), prompt_ids=prompt, text=line["text"],
+            prompt=self._renderer[model].tokenizer.decode(prompt[line.get("relayed", 0) :]), prompt_ids=prompt, text=line["text"],
             tokens=np.asarray(line["ids"], np.int32), log_probs=np.asarray(line["log_probs"]),
             sampled_log_probs=np.asarray(line["sampled_log_probs"]), finish=line["finish_reason"], version=line["version"], writes={},
             illegal=None,

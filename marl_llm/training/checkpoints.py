@@ -31,8 +31,8 @@ import orbax.checkpoint as ocp
 
 from marl_llm.errors import DamagedError
 from marl_llm.training import digests
-from marl_llm.training.policy import Policy
 from marl_llm.training.processes import from_first, leads, meet
+from marl_llm.training.train_state import TrainState
 from marl_llm.untrusted import Bounds, read_json_file
 
 STATE = "state.json"
@@ -105,7 +105,7 @@ class Checkpoints:
         marks = (STATE, digests.FILE)  # one of them may have been lost, which whoever reads the checkpoint is told
         return sorted(int(d.name) for d in self.directory.iterdir() if d.name.isdecimal() and any((d / mark).exists() for mark in marks))
 
-    def save(self, step: int, policies: dict[str, Policy], state: dict) -> None:
+    def save(self, step: int, policies: dict[str, TrainState], state: dict) -> None:
         """Writes a checkpoint and drops old ones. Raises `CheckpointError` (e.g. disk full); earlier checkpoints stay whole.
 
         In the background, what fails later is raised by the next call that waits, and until the checkpoint is whole the run would
@@ -117,16 +117,16 @@ class Checkpoints:
             from_first(lambda: self._prepare(partial, policies))
             if not self.background:
                 for name, policy in policies.items():  # every process writes its own parts
-                    self._policies.save(partial / "policies" / name, policy._asdict())
+                    self._policies.save(partial / "policies" / name, _on_disk(policy))
                 from_first(lambda: self._publish(partial, final, state))
                 return
             state = copy.deepcopy(state)  # the caller counts on in it
             if jax.process_count() > 1:
                 for name, policy in policies.items():  # returns with host copies, or views of which JAX gives no update the buffer
-                    self._of_all(name).save(partial / "policies" / name, policy._asdict())
+                    self._of_all(name).save(partial / "policies" / name, _on_disk(policy))
                 write = functools.partial(self._publish_together, partial, final, list(policies), state)
             else:
-                copies = {name: _host_copy(policy._asdict()) for name, policy in policies.items()}
+                copies = {name: _host_copy(_on_disk(policy)) for name, policy in policies.items()}
                 write = functools.partial(self._write_copies, partial, final, copies, state)
         self._write = self._thread.submit(write)
 
@@ -156,7 +156,7 @@ class Checkpoints:
                 self._copies.save(partial / "policies" / name, tree, save_args=arguments)
             self._publish(partial, final, state)
 
-    def _prepare(self, partial: pathlib.Path, policies: dict[str, Policy]) -> None:
+    def _prepare(self, partial: pathlib.Path, policies: dict[str, TrainState]) -> None:
         """Room for a checkpoint. Raises `OSError` when there is too little."""
         self.directory.mkdir(parents=True, exist_ok=True)
         for leftover in self.directory.glob("*.partial"):
@@ -202,15 +202,15 @@ class Checkpoints:
         except (OSError, ValueError) as error:
             raise CheckpointError(self._advice(step, error)) from error
 
-    def restore(self, step: int, like: dict[str, Policy]) -> dict[str, Policy]:
+    def restore(self, step: int, like: dict[str, TrainState]) -> dict[str, TrainState]:
         """The policies of a checkpoint, in the shapes and shardings of `like`, after their files' digests were checked, on process 0.
 
         Raises `CheckpointError` naming what is missing, misshapen or damaged. Waits.
         """
-        found = self._read(step, {name: policy._asdict() for name, policy in like.items()})
-        return {name: Policy(**tree) for name, tree in found.items()}
+        found = self._read(step, {name: _on_disk(policy) for name, policy in like.items()})
+        return {name: TrainState(tree["params"], tree["optimizer"]) for name, tree in found.items()}
 
-    def restore_params(self, step: int, like: dict[str, Policy]) -> dict[str, dict]:
+    def restore_params(self, step: int, like: dict[str, TrainState]) -> dict[str, dict]:
         """The same, of parameters (or adapters) alone: optimizer states stay on the disk."""
         found = self._read(step, {name: {"params": policy.params} for name, policy in like.items()})
         return {name: tree["params"] for name, tree in found.items()}
@@ -296,7 +296,12 @@ class Checkpoints:
             return False
 
 
-def abstract(policies: dict[str, Policy]) -> dict[str, Policy]:
+def _on_disk(state: TrainState) -> dict[str, Any]:
+    """A state under the names that checkpoints have had since the first version."""
+    return {"params": state.params, "optimizer": state.opt_state}
+
+
+def abstract(policies: dict[str, TrainState]) -> dict[str, TrainState]:
     """Shapes, types and places of policies, without their arrays."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), policies)
 

@@ -268,8 +268,8 @@ def _evaluation_rollout(
 
     def player_of(params) -> Player:
         models = model_player(game, {role: role for role in configs}, configs, params, temperature)
-        scripted, floor = scripted_player(game, **dict(script)), scripted_player(game, **game.floor)
-        of = {role: {"scripted": scripted, "random": floor}.get(kind, models) for role, kind, _ in seated}
+        scripted, chance = scripted_player(game, **dict(script)), scripted_player(game, **game.random_player)
+        of = {role: {"scripted": scripted, "random": chance}.get(kind, models) for role, kind, _ in seated}
         return lambda role, states, prompts, keys: of[role](role, states, prompts, keys)
 
     return make_rollout(game, mesh, player_of, count, "evaluation.tasks", trajectories=plays)

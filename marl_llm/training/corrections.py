@@ -7,16 +7,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from marl_llm.training.packing import Tokens, TokenSample
-from marl_llm.workflows import Role, Rollout, Speech
+from marl_llm.workflows import Renderer, Role, Rollout
+from marl_llm.workflows.renderer import spoken_ids
 from marl_llm.workflows.roles import Reader
 from marl_llm.workflows.samples import SampleTable
-from marl_llm.workflows.speech import spoken_ids
 
 
-def corrected(rollout: Rollout, table: SampleTable, speech: Mapping[str, Speech]) -> tuple[Tokens, list[str]]:
+def corrected(rollout: Rollout, table: SampleTable, renderer: Mapping[str, Renderer]) -> tuple[Tokens, list[str]]:
     """Tokens of the coach's texts behind the prompts of the actions that they correct, and the role of each.
 
-    Only actions that train are corrected, each once. `speech`: of the models. A text that is longer than its role may write, or that the
+    Only actions that train are corrected, each once. `renderer`: of the models. A text that is longer than its role may write, or that the
     role's parser refuses, is left out: nobody should learn it.
     """
     trained = {(sample.instance, sample.call.id): sample for sample in table.samples if sample.where}
@@ -29,7 +29,7 @@ def corrected(rollout: Rollout, table: SampleTable, speech: Mapping[str, Speech]
                 if not better or sample is None or sample.name in found:
                     continue
                 role = rollout.workflow.roles[sample.call.role]
-                ids = spoken_ids(speech[rollout.assignment.roles[role.name]], better)
+                ids = spoken_ids(renderer[rollout.assignment.roles[role.name]], better)
                 if len(ids) <= role.max_tokens and legal(role, better, ids):
                     silent = np.zeros(len(ids), np.float32)
                     found[sample.name] = TokenSample(sample.prompt_ids, np.asarray(ids, np.int32), silent, sample.name)

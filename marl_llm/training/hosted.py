@@ -34,14 +34,14 @@ from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.mesh import own_mesh, serving_mesh
 from marl_llm.training.oversample import OverStart, Underway, bias_figures, check_beside, conflict, met, weight_update_conflict
 from marl_llm.training.packing import Tokens
-from marl_llm.training.policy import Policy
 from marl_llm.training.recorder import hosted_figures, recorder
 from marl_llm.training.refills import RefillRound, chosen_tasks, refill_conflict, refill_figures, signal_of, tasks_left_out
 from marl_llm.training.seats import Seat, guest
 from marl_llm.training.served import CurrentEngine, cache_bytes, check_pool, check_served, check_tensor, engines, on_one_base, samplers
 from marl_llm.training.team import EVALUATION, Team
+from marl_llm.training.train_state import TrainState
 from marl_llm.training.update import LearnerOptions
-from marl_llm.workflows import Assignment, Controller, Inside, Rollout, Scripted, Task, Workflow, WorkflowError, World
+from marl_llm.workflows import Assignment, Controller, Environment, Inside, Rollout, Scripted, Task, Workflow, WorkflowError
 from marl_llm.workflows.controller import EpisodePlayer
 from marl_llm.workflows.cross import check_cross, crossed
 from marl_llm.workflows.metrics import episode_metrics
@@ -81,7 +81,7 @@ class HostedTeam(Team):
     """See the module's text and `Team`. It owns an engine and threads: close it.
 
     Args:
-      world: a workflow with tasks, tools, and perhaps a scripted player.
+      environment: a workflow with tasks, tools, and perhaps a scripted player.
       play: how they play.
       draws: the root of every draw's key; by default it follows from the seed.
       coaching: who scores every action of training plays; supervised warm-up and evaluations need no coach. Closed with the team.
@@ -93,7 +93,7 @@ class HostedTeam(Team):
 
     def __init__(
         self,
-        world: World,
+        environment: Environment,
         assignment: Assignment,
         models: Mapping[str, ModelSpec],
         options: LearnerOptions,
@@ -107,18 +107,18 @@ class HostedTeam(Team):
         draws: Key[Array, ""] | None = None,
         coaching: Coaching | None = None,
     ):
-        assignment.check(world.workflow)
-        models = {name: spec if spec.speech else dataclasses.replace(spec, speech=world.speech) for name, spec in models.items()}
-        if mute := [name for name, spec in models.items() if spec.speech is None]:
-            name = world.workflow.name
-            raise WorkflowError(f"the model {mute[0]!r} has no speech, and neither has world {name!r}: give ModelSpec(speech=)")
-        roles = list(world.workflow.roles)
+        assignment.check(environment.workflow)
+        models = {n: spec if spec.renderer else dataclasses.replace(spec, renderer=environment.renderer) for n, spec in models.items()}
+        if mute := [name for name, spec in models.items() if spec.renderer is None]:
+            name = environment.workflow.name
+            raise WorkflowError(f"the model {mute[0]!r} has no renderer, and neither has environment {name!r}: give ModelSpec(renderer=)")
+        roles = list(environment.workflow.roles)
         common = dict(parts=parts, seed=seed, permute_rewards=permute_rewards, refills=refills)
         super().__init__(roles, assignment, models, options, mesh, **common)
-        self.world, self.headline, self._options, self._coaching = world, world.headline, play, coaching
-        self.budgets = np.asarray([role.max_tokens for role in world.workflow.roles.values()], np.int32)
+        self.environment, self.headline, self._options, self._coaching = environment, environment.headline, play, coaching
+        self.budgets = np.asarray([role.max_tokens for role in environment.workflow.roles.values()], np.int32)
         self.corrections, self.trained_coach = (coaching.corrections, coaching.trained) if coaching else (0.0, None)
-        trained = world.workflow if coaching is None else coaching.attach(world.workflow)
+        trained = environment.workflow if coaching is None else coaching.attach(environment.workflow)
         check_missing(trained, options.recipe.returns, options.recipe.scope)
         check_coached(trained)
         recipe, remote = options.recipe, [name for name in self.learners if self.learners[name].spec.sampler is not None]
@@ -146,7 +146,7 @@ class HostedTeam(Team):
             raise WorkflowError(why)
         self._own()
         if recipe.joint == "cross":
-            check_cross(world.workflow)
+            check_cross(environment.workflow)
         branching = branching_of(recipe, assignment)
         drawn = SamplingParams.to_train(recipe.temperature, recipe.top_k, recipe.top_p)
         try:
@@ -157,8 +157,8 @@ class HostedTeam(Team):
 
         def version(call):
             return met(self._given, call)
-
-        self._over = OverStart(self._training, self.plays, functools.partial(world.tasks, "train"), version) if play.oversample else None
+        tasks = functools.partial(environment.tasks, "train")
+        self._over = OverStart(self._training, self.plays, tasks, version) if play.oversample else None
 
     def _own(self) -> None:
         """Makes sure that the team's own models are served, as they are now. With another engine nothing may be under way."""
@@ -188,7 +188,7 @@ class HostedTeam(Team):
 
     def _sizes(self, models: int, mesh: Mesh) -> EngineConfig:
         """What the roles of each of `models` on a mesh may read and say."""
-        roles, o = self.world.workflow.roles, self._options
+        roles, o = self.environment.workflow.roles, self._options
         return EngineConfig(
             max_num_seqs=o.max_num_seqs,
             prompt_tokens=max(role.max_prompt for role in roles.values()),
@@ -209,7 +209,7 @@ class HostedTeam(Team):
         """An engine on this process's part of a mesh: it samples in step with no other process."""
         mesh = serving_mesh(own_mesh(mesh), self._options.tensor)
         served = {name: (learner.config, processes.local(params, self.mesh, mesh)) for name, (learner, params) in models.items()}
-        tokenizers = {name: learner.spec.speech.tokenizer for name, (learner, _) in models.items()}
+        tokenizers = {name: learner.spec.renderer.tokenizer for name, (learner, _) in models.items()}
         place = None if mesh.size == 1 and mesh.devices.flat[0] == jax.local_devices()[0] else mesh
         return Engine(served, self._engine_key, sizes=self._sizes(len(models), mesh), mesh=place, tokenizers=tokenizers)
 
@@ -222,12 +222,13 @@ class HostedTeam(Team):
         pick: str | None = None,
         workflow: Workflow | None = None,
     ) -> Controller:
-        speech = {name: learner.spec.speech for name, learner in self.learners.items()}
-        speech |= {f"{role} as {name}": speech[name] for role, name in self.assignment.roles.items() if name in speech}
+        renderer = {name: learner.spec.renderer for name, learner in self.learners.items()}
+        renderer |= {f"{role} as {name}": renderer[name] for role, name in self.assignment.roles.items() if name in renderer}
         o, (alpha, local_weight) = self._options, self.options.recipe.reward_weights
+        limits = dict(attempts=o.attempts, timeout_s=o.timeout_s, concurrency=o.concurrency)
         return Controller(
-            workflow or self.world.workflow, assignment, engine, speech, branching=branching, attempts=o.attempts, timeout_s=o.timeout_s,
-            concurrency=o.concurrency, settings=settings, pick=pick, alpha=alpha, local_weight=local_weight, draw=self._pick,
+            workflow or self.environment.workflow, assignment, engine, renderer, branching=branching, settings=settings, pick=pick,
+            draw=self._pick, alpha=alpha, local_weight=local_weight, **limits,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -245,7 +246,7 @@ class HostedTeam(Team):
         """See `Team.state`; with what the coach is told of the run so far."""
         return super().state() | (self._coaching.state() if self._coaching else {}) | (self._over.state() if self._over else {})
 
-    def restore(self, now: Mapping[str, Policy], state: Mapping[str, Any]) -> None:
+    def restore(self, now: Mapping[str, TrainState], state: Mapping[str, Any]) -> None:
         """See `Team.restore`."""
         super().restore(now, state)
         if self._coaching:
@@ -267,7 +268,7 @@ class HostedTeam(Team):
         underway, self._underway = self._underway, None
         if self.refills.limit:
             return self._refilled(step, first, count)
-        tasks = self.world.tasks("train", first, count)
+        tasks = self.environment.tasks("train", first, count)
         if self._over is not None:
             self._own()
             rollout = self._over.play(step, first, count, over)
@@ -296,14 +297,14 @@ class HostedTeam(Team):
         if self._options.weight_update == "in_flight":
             figures["mixed_share"] = float(np.mean([s.call.versions is not None for s in trained])) if trained else 0.0
         figures |= self._coaching.looked(figures) if self._coaching else {}
-        spoken = {name: learner.spec.speech for name, learner in self.learners.items()}
+        spoken = {name: learner.spec.renderer for name, learner in self.learners.items()}
         better = corrected(rollout, samples, spoken) if self.corrections else None
         return Batch(step, self.roles, tokens, table, version, figures, self._recorder(rollout, samples), better, rollout)
 
     def _refilled(self, step: int, first: int, count: int) -> Batch:
         """`play`, in rounds: see `training.refills`."""
         def play_round(first: int, count: int, drawn: set[int]) -> RefillRound | None:
-            tasks = self.world.tasks("train", first, count)
+            tasks = self.environment.tasks("train", first, count)
             numbers = tuple(task.number for task in tasks)
             if drawn & set(numbers):
                 return None
@@ -324,7 +325,7 @@ class HostedTeam(Team):
         return Batch(step, self.roles, *from_table(samples, self.budgets), version, figures, record, rollout=rollout, left_out=left_out)
 
     def _recorder(self, rollout: Rollout, trained: SampleTable | None = None) -> Callable:
-        tokenizers = {name: learner.spec.speech.tokenizer for name, learner in self.learners.items()}
+        tokenizers = {name: learner.spec.renderer.tokenizer for name, learner in self.learners.items()}
         return recorder(rollout, tokenizers, self.headline, trained)
 
     def prepare(self, step: int, first: int, count: int) -> None:
@@ -332,7 +333,7 @@ class HostedTeam(Team):
         if self._underway is not None:
             raise RuntimeError("prepare: the step before is still to be fetched with play")
         self._own()
-        tasks, done = self.world.tasks("train", first, count), Future()
+        tasks, done = self.environment.tasks("train", first, count), Future()
 
         def run() -> None:
             try:
@@ -370,13 +371,13 @@ class HostedTeam(Team):
         return dataclasses.replace(own, episodes=tuple(episodes), hung=dict(hung))
 
     def demonstrate(self, step: int, count: int) -> tuple[Tokens, list[str]]:
-        """See `Team.demonstrate`. Raises `WorkflowError` if the world has no scripted player."""
-        if self.world.script is None:
-            raise WorkflowError(f"world {self.world.workflow.name!r} has no scripted player to imitate: start from checkpoints instead")
-        players = {name: Scripted(self.world.script) for name in self.learners}
+        """See `Team.demonstrate`. Raises `WorkflowError` if the environment has no scripted player."""
+        if self.environment.script is None:
+            raise WorkflowError(f"{self.environment.workflow.name!r} has no scripted player to imitate: start from checkpoints instead")
+        players = {name: Scripted(self.environment.script) for name in self.learners}
         teachers = Assignment(self.assignment.roles, {**self.assignment.models, **players})
         with self._controller(None, teachers, SamplingParams()) as controller:
-            rollout = self._shared(controller, self.world.tasks("train", step * count, count), step, 1)
+            rollout = self._shared(controller, self.environment.tasks("train", step * count, count), step, 1)
         return demonstrations(sample_table(rollout, training=()))
 
     def answers(self) -> dict[str, PolicyAnswers]:
@@ -386,9 +387,9 @@ class HostedTeam(Team):
         roles = {role: name for role, name in self.assignment.roles.items() if name in self.learners}
         found = {}
         for role, name in roles.items():
-            learner, sizes = self.learners[name], self.world.workflow.roles[role]
+            learner, sizes = self.learners[name], self.environment.workflow.roles[role]
             found[role] = policy_answers(
-                self._current.engine, name, learner.spec.speech, max_prompt=sizes.max_prompt, max_tokens=sizes.max_tokens,
+                self._current.engine, name, learner.spec.renderer, max_prompt=sizes.max_prompt, max_tokens=sizes.max_tokens,
                 version=learner.version,
             )  # fmt: skip
         return found
@@ -406,11 +407,11 @@ class HostedTeam(Team):
         engine, names, players = self._players(table, models)
         settings = SamplingParams(temperature=float(temperature))
         with self._controller(engine, Assignment(names, players), settings) as controller:
-            rollout = self._shared(controller, self.world.tasks(split, first, tasks), EVALUATION, plays)
+            rollout = self._shared(controller, self.environment.tasks(split, first, tasks), EVALUATION, plays)
         samples = sample_table(rollout, training=())
         figures, outcomes = hosted_figures(rollout, samples, self.headline, self.options.recipe), []
         for one in rollout.episodes:
-            team = episode_metrics(self.world.workflow, one)
+            team = episode_metrics(self.environment.workflow, one)
             turns = 0.0 if one.aborted else sum(path.turns for path in one.trajectories) / len(one.trajectories)
             outcomes.append(Outcome(one.task.number, one.play, team.get(self.headline, 0.0), turns, one.aborted, team, one.task.cluster))
         formed = {role: figures[f"role/{role}/well_formed"] for role in self.roles}
@@ -437,7 +438,7 @@ class HostedTeam(Team):
                 names[role] = self.assignment.roles[role]
                 players[names[role]] = self.assignment.models[names[role]]
             else:
-                names[role], players[str(seat)] = str(seat), guest(self.world, role, seat)
+                names[role], players[str(seat)] = str(seat), guest(self.environment, role, seat)
         if not served:
             return None, names, players
         key = tuple((name, served[name][0].config, served[name][0].mesh) for name in sorted(served))

@@ -30,11 +30,11 @@ from marl_llm.models import (
 from marl_llm.training.distillation import Teacher, Teaching, teaching_of
 from marl_llm.training.packing import Tokens
 from marl_llm.training.parked import park, unpark
-from marl_llm.training.policy import Policy, make_plain_optimizer, make_policy
 from marl_llm.training.processes import put
 from marl_llm.training.scoring import make_token_kl
 from marl_llm.training.sft import make_sft
-from marl_llm.training.update import Advice, LearnerOptions, Trained, Update
+from marl_llm.training.train_state import TrainState, make_plain_optimizer, make_train_state
+from marl_llm.training.update import Advantages, LearnerOptions, Trained, Update
 
 PROGRAMS = 16  # compiled functions of one kind that are kept at a time
 
@@ -46,7 +46,7 @@ class ModelSpec:
     Attributes:
       config: its shape.
       params: its parameters, of the frozen base where it has adapters.
-      speech: between text and its ids, a `marl_llm.workflows.Speech`; None in a game that is played compiled, in its own language.
+      renderer: between text and its ids, a `marl_llm.workflows.Renderer`; None in a game that is played compiled, in its own language.
       lora: adapters are trained instead of the parameters.
       sampler: the vLLM server that draws for it in hosted play, a `marl_llm.tools.VllmServer`; None: an engine of this program.
       options: how it is updated, where that differs from the team's; its recipe differs in `LOSS_FIELDS` at most. None: as the team's.
@@ -55,7 +55,7 @@ class ModelSpec:
 
     config: ModelConfig
     params: dict
-    speech: Any = None
+    renderer: Any = None
     lora: LoraConfig | None = None
     sampler: Any = None
     options: LearnerOptions | None = None
@@ -136,18 +136,18 @@ class Learner:
         self.trained = Trained(self._policy(init_adapters(spec.config, key, spec.lora, stacked) if spec.lora else whole))
         self.start_rl()
 
-    def _policy(self, params: dict) -> Policy:
+    def _policy(self, params: dict) -> TrainState:
         """A copy of parameters with a fresh optimizer state, in its place."""
-        return self._placed(make_policy(params, self.options.optimizer))
+        return self._placed(make_train_state(params, self.options.optimizer))
 
-    def _placed(self, policy: Policy) -> Policy:
+    def _placed(self, policy: TrainState) -> TrainState:
         params = policy.params
         if self.base is not None and params.keys() != self.base.keys():  # adapters are small: every device has them whole
             return put(policy, jax.tree.map(lambda _: NamedSharding(self.mesh, PartitionSpec()), policy))
         return put(policy, param_shardings(policy, self.mesh, TRAIN))
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> TrainState:
         """Parameters, or adapters, with their optimizer."""
         return self.trained.policy
 
@@ -173,7 +173,7 @@ class Learner:
     def correct(self, tokens: Tokens, chosen: Sequence[int] | np.ndarray, learning_rate: float | Array) -> dict[str, Any]:
         """One step towards the chosen responses beside those of reinforcement, whose optimizer keeps its moments; see `make_sft`."""
         sft_step = _corrects(self.spec.config, self.spec.lora, self.mesh, self.options)
-        policy, figures = sft_step(Policy(self.policy.params, optax.EmptyState()), tokens, chosen, learning_rate, self.base)
+        policy, figures = sft_step(TrainState(self.policy.params, optax.EmptyState()), tokens, chosen, learning_rate, self.base)
         self.trained = self.trained._replace(policy=self.policy._replace(params=policy.params))
         return figures
 
@@ -181,7 +181,7 @@ class Learner:
         """Ends SFT: reinforcement begins with what is there, or with a copy of `trained`, parameters or adapters of another."""
         own = self.policy.params if trained is None else None
         self.release()  # old moments go before the new ones come
-        policy = self._policy(trained) if own is None else self._placed(Policy(own, self.options.optimizer.init(own)))
+        policy = self._policy(trained) if own is None else self._placed(TrainState(own, self.options.optimizer.init(own)))
         self.trained, self.version = Trained(policy), 0
         self.began_with(policy.params)
         if self.options.has_critic and self.options.critic == "own":
@@ -219,7 +219,7 @@ class Learner:
         """Gives up policy and critic, so that others find room; `begin` with parameters or `restore` comes next."""
         self.trained = None
 
-    def restore(self, policy: Policy, critic: Policy | None, version: int = 0) -> None:
+    def restore(self, policy: TrainState, critic: TrainState | None, version: int = 0) -> None:
         """Takes over what a checkpoint held."""
         self.trained, self.version = Trained(policy, critic), version
 
@@ -235,7 +235,7 @@ class Learner:
         learning_rate: float | Array,
         critic_learning_rate: float | Array | None,
         seed: int,
-        advice: Advice | None,
+        advantages: Advantages | None,
         kl_coef: float,
     ) -> dict[str, float]:
         """One step of reinforcement on the team's samples; `plays [N]` says whose are this model's. Returns the update's
@@ -245,7 +245,7 @@ class Learner:
             raise ValueError(f"distill_coef={self.options.recipe.distill_coef:g} needs a teacher for a role of the model: set teachers")
         self.trained, figures = self._update(
             self.trained, self.reference, tokens, table, plays, learning_rate, seed,
-            critic_learning_rate=critic_learning_rate, base=self.base, advice=advice, kl_coef=kl_coef, teachers=self._teachers,
+            critic_learning_rate=critic_learning_rate, base=self.base, advantages=advantages, kl_coef=kl_coef, teachers=self._teachers,
         )  # fmt: skip
         self.version += 1
         bound = log_prob_gap_bound(self.config.compute_dtype)  # beside the gap, for whoever judges it

@@ -19,7 +19,7 @@ import numpy as np
 
 from marl_llm.algorithms import Recipe, Samples
 from marl_llm.training.packing import Tokens
-from marl_llm.training.update import advise
+from marl_llm.training.update import compute_advantages
 
 HALVINGS = 2  # a further round plays all, half or a quarter of a step's tasks: compiled play has a program for each
 SUMMED = ("samples", "sampled_tokens", "prompts", "prompt_tokens", "episodes", "seconds")  # figures of all rounds; the others: of the first
@@ -65,7 +65,7 @@ def signal_of(recipe: Recipe, tokens: Tokens, table: Samples) -> Signal:
     The returns are those before a KL penalty, which differs from response to response even if all are paid the same.
     """
     charged = bool(recipe.kl_coef) and recipe.kl_where == "reward"
-    tied = advise(dataclasses.replace(recipe, kl_coef=0.0) if charged else recipe, tokens, table).tied
+    tied = compute_advantages(dataclasses.replace(recipe, kl_coef=0.0) if charged else recipe, tokens, table).zero_variance
     rows = np.flatnonzero(table.where)
     keys = np.stack([np.asarray(table.instance), *(np.asarray(getattr(table, axis)) for axis in recipe.group_by)], axis=1)[rows]
     _, first = np.unique(keys, axis=0, return_index=True)

@@ -3,7 +3,7 @@
     trained              the role's model as it is now           trained:MODEL      another model of the team
     start                the role's model before reinforcement   start:MODEL        another one
     run:DIR              the last checkpoint of another run      run:DIR@STEP#MODEL that checkpoint, that model
-    scripted, random     the game's scripted player, and the floor: uniformly random well-formed responses
+    scripted, random     the game's scripted player, and its random one: uniformly random well-formed responses
     outside:URL#NAME     a chat model behind an address          human              a person at the keyboard
 
 Roles that the table leaves out are "trained". So are expressed: a swap, a mixed pair, a half-trained team, an untrained role put back,
@@ -16,7 +16,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 
-from marl_llm.workflows import Outside, Scripted, ScriptTurn, World
+from marl_llm.workflows import Environment, Outside, Scripted, ScriptTurn
 from marl_llm.workflows.errors import WorkflowError
 
 KINDS = ("trained", "start", "run", "scripted", "random", "outside", "human")
@@ -84,17 +84,17 @@ def parse_seats(text: str) -> dict[str, Seat]:
     return {role.strip(): parse_seat(seat.strip()) for role, _, seat in pairs}
 
 
-def guest(world: World, role: str, seat: Seat) -> Scripted | Outside:
-    """Who plays a role that no model of this program plays. Raises `WorkflowError` naming the seat where the world has no such player."""
+def guest(environment: Environment, role: str, seat: Seat) -> Scripted | Outside:
+    """Who plays a role that no model of this program plays. Raises `WorkflowError` naming the seat where there is no such player."""
     if seat.kind == "human":
         return Scripted(ask_at_the_keyboard)
     if seat.kind == "outside":
         from marl_llm.tools.chat import ChatClient, OpenAICompatible
 
         return Outside(ChatClient(OpenAICompatible(seat.place, seat.model)))
-    script = {"scripted": world.script, "random": world.floor}.get(seat.kind)
+    script = {"scripted": environment.script, "random": environment.random_player}.get(seat.kind)
     if script is None:
-        raise WorkflowError(f"seats: {role}={seat}: world {world.workflow.name!r} has no {seat.kind} player")
+        raise WorkflowError(f"seats: {role}={seat}: environment {environment.workflow.name!r} has no {seat.kind} player")
     return Scripted(script)
 
 

@@ -105,7 +105,7 @@ def on_one_base(learners: Mapping[str, Learner], how: str, mesh: Mesh) -> frozen
     found: dict[tuple, list[str]] = {}
     for name, learner in learners.items():
         if learner.base is not None and learner.spec.sampler is None:
-            key = (id(learner.base), learner.mesh, learner.config, learner.spec.lora, id(learner.spec.speech.tokenizer))
+            key = (id(learner.base), learner.mesh, learner.config, learner.spec.lora, id(learner.spec.renderer.tokenizer))
             found.setdefault(key, []).append(name)
     here = [names for names in found.values() if not processes.spans(mesh)]
     if how == "multi" and all(len(names) == 1 for names in here):
@@ -165,7 +165,7 @@ def samplers(models: Models, engine: Callable[[Models], Engine | Samplers], key:
         for name in [name for name in models if name not in here]:
             learner, params = models[name]
             spec = learner.spec
-            found[name] = VllmSampler(name, learner.config, params, spec.sampler, key, sizes=sizes, tokenizer=spec.speech.tokenizer)
+            found[name] = VllmSampler(name, learner.config, params, spec.sampler, key, sizes=sizes, tokenizer=spec.renderer.tokenizer)
     except BaseException:
         Samplers(found).close()
         raise

@@ -17,9 +17,9 @@ from jax.sharding import PartitionSpec as P
 from marl_llm.models import TRAIN, LoraConfig, ModelConfig, score_packed
 from marl_llm.training.mesh import data_axis, over_data, update_options
 from marl_llm.training.packing import PackedRows, Tokens, TokenSample
-from marl_llm.training.policy import Policy
 from marl_llm.training.scoring import response_where
 from marl_llm.training.steps import Sums, check_base, cut, exact_step, few_shapes, mean_metrics, whole
+from marl_llm.training.train_state import TrainState
 from marl_llm.training.update import LearnerOptions
 
 
@@ -40,7 +40,7 @@ def make_sft(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: Lor
     devices = mesh.shape["data"] if data_axis(mesh) else 1
 
     def sft_step(
-        policy: Policy, tokens: Tokens | Sequence[TokenSample], chosen: Sequence[int] | np.ndarray, learning_rate, base: Any = None
+        policy: TrainState, tokens: Tokens | Sequence[TokenSample], chosen: Sequence[int] | np.ndarray, learning_rate, base: Any = None
     ):
         check_base(base, lora)
         tokens = tokens if isinstance(tokens, Tokens) else Tokens.of(tokens)
@@ -57,7 +57,7 @@ def sft_program(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: 
     """`(policy, base, rows, learning_rate) -> (policy, means)`, compiled."""
     axis = data_axis(mesh)
 
-    def local(policy: Policy, base, rows: PackedRows, learning_rate):
+    def local(policy: TrainState, base, rows: PackedRows, learning_rate):
         part, count, most = cut((rows,), options.microbatch_tokens, axis)
 
         def loss(params, j):

@@ -18,7 +18,7 @@ from marl_llm.algorithms import Recipe, loss_for, needs
 from marl_llm.models import LoraConfig, attach, constrain_params
 from marl_llm.models.sharding import ways
 from marl_llm.training.mesh import largest, summed
-from marl_llm.training.policy import Policy, step_policy
+from marl_llm.training.train_state import TrainState, apply_gradient
 
 # tokens that one could train on while a gradient is added: 12 bytes a parameter against 6 FLOPs a parameter and token
 GRADIENT_ADD_TOKENS = 64
@@ -154,7 +154,7 @@ def accumulate(loss: Callable, params: dict, count: Int[Array, ""] | int, most: 
 
 
 def exact_step(
-    policy: Policy,
+    policy: TrainState,
     loss: Callable,
     count: Int[Array, ""] | int,
     most: int,
@@ -162,7 +162,7 @@ def exact_step(
     optimizer: optax.GradientTransformation,
     axis: str | None,
     denominator_scale: Float[Array, ""] | float = 1.0,
-) -> tuple[Policy, dict[str, tuple[Array, Array]], Float[Array, ""]]:
+) -> tuple[TrainState, dict[str, tuple[Array, Array]], Float[Array, ""]]:
     """One step on the mean of `loss` over the micro-batches of all devices: `(policy, metrics, log-prob gap)`.
 
     Each metric is a (sum, count) pair, so that those of several steps are added before the division, see `mean_metrics`.
@@ -176,7 +176,7 @@ def exact_step(
     total, n, parts, gradient = summed((sums.total, sums.count, sums.parts, gradient), axis)
     n = jnp.maximum(n * denominator_scale, 1e-9)
     gradient = _pinned(jax.tree.map(lambda x: x / n, gradient))
-    policy, norm = step_policy(policy, gradient, learning_rate, optimizer)
+    policy, norm = apply_gradient(policy, gradient, learning_rate, optimizer)
     return _pinned(policy), parts | {"loss": (total, n), "grad_norm": (norm, jnp.float32(1))}, largest(sums.gap, axis)
 
 

@@ -40,13 +40,13 @@ from marl_llm.training.learner import PROGRAMS
 from marl_llm.training.mesh import TEAMS, teams_mesh
 from marl_llm.training.minibatches import minibatches_of, prompts_of
 from marl_llm.training.packing import PackedRows, Tokens
-from marl_llm.training.policy import Policy
 from marl_llm.training.rollouts import TRAIN, make_team_rollouts, sampling_of
 from marl_llm.training.scoring import per_sample
 from marl_llm.training.sft import sft_program
 from marl_llm.training.steps import few_shapes, mean_metrics
 from marl_llm.training.team import EVALUATION
-from marl_llm.training.update import LearnerOptions, Trained, Update, advise
+from marl_llm.training.train_state import TrainState
+from marl_llm.training.update import LearnerOptions, Trained, Update, compute_advantages
 
 
 class SweepError(ValueError):
@@ -71,7 +71,7 @@ class Sweep:
         self.mesh = teams_mesh(len(teams), devices)
         self.options = self._one.options
         self._imitated: dict[tuple[int, int], list[tuple[Tokens, list[str]]]] = {}
-        self.policies: dict[str, Policy] = {}
+        self.policies: dict[str, TrainState] = {}
         self._stack_policies()
 
     def __len__(self) -> int:
@@ -149,9 +149,9 @@ class Sweep:
         summary = jax.device_get(summary)
         figures = [{name: float(x[n]) for name, x in summary.items()} for n in range(len(self))]
         batches = [self._trained(tokens, table, step) for tokens, table in self._samples_of(pools)]
-        advices = [advise(self.options.recipe, *batch) for batch in batches]
+        of_teams = [compute_advantages(self.options.recipe, *batch) for batch in batches]
         for name in self._one.assignment.training(step):
-            found = self._learn(name, step, batches, advices, self._repeated(learning_rates, np.float32))
+            found = self._learn(name, step, batches, of_teams, self._repeated(learning_rates, np.float32))
             for one, more in zip(figures, found, strict=True):
                 one |= {f"model/{name}/{key}": x for key, x in more.items()}
         return figures
@@ -169,14 +169,14 @@ class Sweep:
         table.where[:] &= trains[table.agent]
         return tokens, columns_of(tokens, table)
 
-    def _learn(self, name: str, step: int, batches: list, advices: list, rates: np.ndarray) -> list[dict[str, float]]:
+    def _learn(self, name: str, step: int, batches: list, of_teams: list, rates: np.ndarray) -> list[dict[str, float]]:
         """The update of one model of every team; see `Update`. A team without samples for a minibatch keeps its parameters there."""
         update, program = _update(self.options, self._one.learners[name].spec.config, self.mesh)
         plays = np.asarray([self._one.assignment.roles[role] == name for role in self._one.roles])
-        dealt = [self._minibatches(team, step, *batch, advice, plays) for team, batch, advice in zip(self.teams, batches, advices)]
+        dealt = [self._minibatches(team, step, *batch, advantages, plays) for team, batch, advantages in zip(self.teams, batches, of_teams)]
         longest = max(len(minibatches) for minibatches, _ in dealt)
         params, old, parts = self.policies[name].params, [], []
-        packed = [self._packed(batches, advices, [m[k] if k < len(m) else [] for m, _ in dealt]) for k in range(longest)]
+        packed = [self._packed(batches, of_teams, [m[k] if k < len(m) else [] for m, _ in dealt]) for k in range(longest)]
         for rows, _, _ in packed[1:]:
             old.append(update._score_old((params, None), rows))
         for k, (rows, arrays, active) in enumerate(packed):
@@ -185,37 +185,37 @@ class Sweep:
             scales = np.asarray([s[k] if k < len(s) else 1.0 for _, s in dealt], np.float32)
             self.policies[name], metrics, gap = program(active, self.policies[name], rows, arrays, scalars, scales, rates)
             parts.append((metrics, gap, active))
-        return self._figures(jax.device_get(parts), advices)
+        return self._figures(jax.device_get(parts), of_teams)
 
-    def _minibatches(self, team: CompiledTeam, step: int, tokens: Tokens, table: Samples, advice, plays) -> tuple[list, list]:
+    def _minibatches(self, team: CompiledTeam, step: int, tokens: Tokens, table: Samples, advantages, plays) -> tuple[list, list]:
         """The samples of each optimizer step of one team, and the scale of each one's denominator."""
         recipe, options = self.options.recipe, self.options
         order = by_identity(tokens, table)
         mine = order[(table.where & plays[table.agent])[order]]
-        useful = mine[~advice.tied[mine]] if recipe.filter_zero_variance else mine
+        useful = mine[~advantages.zero_variance[mine]] if recipe.filter_zero_variance else mine
         seed = int(np.random.SeedSequence((team.seed, step)).generate_state(1)[0]) % 2**31
         minibatches = minibatches_of(prompts_of(tokens, table, useful), options.minibatch, options.epochs, seed)
         update, _ = _update(options, next(iter(self._one.learners.values())).spec.config, self.mesh)
         return minibatches, update._denominator_scales(tokens, mine, minibatches)
 
-    def _packed(self, batches: list, advices: list, chosen: list[list[int]]) -> tuple[PackedRows, dict, np.ndarray]:
+    def _packed(self, batches: list, of_teams: list, chosen: list[list[int]]) -> tuple[PackedRows, dict, np.ndarray]:
         """One minibatch of every team in rows: (rows, arrays beside them, which teams have samples)."""
         few = few_shapes(self.options.microbatch_tokens)
         rows = [tokens.pack(some, self.options.row_tokens, 1, few) for (tokens, _), some in zip(batches, chosen, strict=True)]
-        worth = [per_sample(one, advice.advantages) for one, advice in zip(rows, advices, strict=True)]
+        worth = [per_sample(one, advantages.estimates) for one, advantages in zip(rows, of_teams, strict=True)]
         rows = stacked_rows(rows)
         advantages = np.stack([np.pad(x, [(0, rows.tokens.shape[1] - len(x)), (0, 0)]) for x in worth])
         return rows, {"advantages": advantages}, np.asarray([bool(some) for some in chosen])
 
-    def _figures(self, parts: list, advices: list) -> list[dict[str, float]]:
+    def _figures(self, parts: list, of_teams: list) -> list[dict[str, float]]:
         """Each team's metrics of an update: means over all of its minibatches, see `mean_metrics`."""
         out = []
-        for number, advice in enumerate(advices):
+        for number, advantages in enumerate(of_teams):
             mine = [(metrics, gap) for metrics, gap, active in parts if active[number]]
             picked = [jax.tree.map(lambda x, number=number: np.float64(x[number]), metrics) for metrics, _ in mine]
             found = {name: float(x) for name, x in mean_metrics(picked).items()} if picked else {}
             gaps = [float(gap[number]) for _, gap in mine]
-            out.append(dict(advice.metrics) | found | {"log_prob_gap": max(gaps, default=0.0), "updates": float(len(mine))})
+            out.append(dict(advantages.metrics) | found | {"log_prob_gap": max(gaps, default=0.0), "updates": float(len(mine))})
         return out
 
     # ------------------------------------------------------------------------------------------------ evaluation
@@ -326,7 +326,7 @@ def _update(options: LearnerOptions, config, mesh: Mesh) -> tuple[Update, Callab
     """The update of one model of all teams, and `(active, policy, rows, arrays, scalars, scales, rates) -> (policy, metrics, gap)`."""
     update = Update(options, config, mesh)
 
-    def program(active, policy: Policy, rows, arrays, scalars, scales, rates):
+    def program(active, policy: TrainState, rows, arrays, scalars, scales, rates):
         new, metrics, gap = update._act(policy, None, Frozen(), rows, arrays, scalars, scales, rates)
 
         def chosen(new, old):

@@ -35,11 +35,11 @@ from marl_llm.training.checkpoints import CheckpointError, Checkpoints
 from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.packing import Tokens
 from marl_llm.training.placement import at_once
-from marl_llm.training.policy import Policy
 from marl_llm.training.refills import Refills, refill_conflict
 from marl_llm.training.seats import MODELS, Seat, seat_table
+from marl_llm.training.train_state import TrainState
 from marl_llm.training.trained_coach import TrainedCoach
-from marl_llm.training.update import LearnerOptions, advise
+from marl_llm.training.update import LearnerOptions, compute_advantages
 from marl_llm.workflows import Assignment, WorkflowError
 
 EVALUATION = 2**30  # the step in the seeds of evaluations, which no training step reaches
@@ -240,7 +240,7 @@ class Team(abc.ABC):
         self._warn_of_unread(table)
         self._warn_of_opponents(table)
         plays = {name: np.asarray([self.assignment.roles[role] == name for role in self.roles]) for name in names}
-        advice = None
+        advantages = None
         if not self.options.has_critic:
             betas = None
             if self.options.charges_kl:  # each model has a reference and a β of its own
@@ -253,20 +253,20 @@ class Team(abc.ABC):
             if recipe.advantage_estimator == "ema":
                 table = dataclasses.replace(table, running=self.running[table.agent].astype(np.float32))
             charged = table if betas is None else dataclasses.replace(table, kl=table.kl * (betas / np.float32(recipe.kl_coef)))
-            advice = advise(recipe, batch.tokens, charged)
+            advantages = compute_advantages(recipe, batch.tokens, charged)
             if recipe.advantage_estimator == "ema":
-                returns = advice.advantages + table.running
+                returns = advantages.estimates + table.running
                 self.running = running_means(
                     self.running, returns, table.agent, table.trajectory, decay=recipe.ema_decay, where=table.where
                 )
-        self.advantages = None if advice is None else np.asarray(advice.advantages)
+        self.advantages = None if advantages is None else np.asarray(advantages.estimates)
         seed = int(np.random.SeedSequence((self.seed, batch.step)).generate_state(1)[0]) % 2**31
         rates = {name: (_of_model(learning_rate, name), _of_model(critic_learning_rate, name)) for name in names}
         versions, figures = {name: self.learners[name].version for name in names}, {}
         of_step = (batch.tokens, table)
 
         def learn(name):
-            return self.learners[name].learn(*of_step, plays[name], *rates[name], seed, advice, self.kl_coef[name])
+            return self.learners[name].learn(*of_step, plays[name], *rates[name], seed, advantages, self.kl_coef[name])
 
         for name, found in at_once(self.parts, names, learn).items():
             found["clip_fraction"] = found.get("clip_low", 0.0) + found.get("clip_high", 0.0)
@@ -373,11 +373,11 @@ class Team(abc.ABC):
         return self.learners[name].whole(trained)
 
     # ------------------------------------------------------------------------------------------------ checkpoints
-    def models(self) -> dict[str, Policy]:
+    def models(self) -> dict[str, TrainState]:
         """The policies of the models alone: where another team of the same models may begin, see `start_from`."""
         return {name: learner.policy for name, learner in self.learners.items()}
 
-    def policies(self) -> dict[str, Policy]:
+    def policies(self) -> dict[str, TrainState]:
         """Everything that training changes, by name; critics as `<model>.critic`, a coach that trains as `trained.coach`."""
         found = self.models() | ({} if self.trained_coach is None else {COACH_POLICY: self.trained_coach.policy})
         critics = {f"{name}.critic": learner.trained.critic for name, learner in self.learners.items()}
@@ -403,7 +403,7 @@ class Team(abc.ABC):
             learner.release()
             learner.began_with(params[name])
 
-    def restore(self, now: Mapping[str, Policy], state: Mapping[str, Any]) -> None:
+    def restore(self, now: Mapping[str, TrainState], state: Mapping[str, Any]) -> None:
         """Goes on from what `policies` and `state` gave. The start is that of `restore_start`."""
         beta = state["kl_coef"]  # earlier versions had one for all models
         self.kl_coef = dict(beta) if isinstance(beta, Mapping) else dict.fromkeys(self.trained, beta)

@@ -29,8 +29,8 @@ from marl_llm.text import Message
 from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.mesh import make_mesh
 from marl_llm.training.packing import Tokens, TokenSample
-from marl_llm.training.policy import Policy, make_optimizer
-from marl_llm.training.update import LearnerOptions, advise
+from marl_llm.training.train_state import TrainState, make_optimizer
+from marl_llm.training.update import LearnerOptions, compute_advantages
 from marl_llm.workflows import CoachGuide, Rollout
 
 ACTIONS, DRAWS = 64, 8  # actions that the coach learns from in a step, and how often it is asked about each
@@ -45,7 +45,7 @@ class TrainedCoach:
     Args:
       folder: of the small coach as it begins, see `coaching.small`.
       model: who answers, a `LocalModel` of the same folder.
-      guide: of the world; its rubric only checks.
+      guide: of the environment; its rubric only checks.
       when: when actions are scored: "action" or "end".
       learning_rate: of Adam, constant.
       seed: which actions it learns from, and its draws.
@@ -60,10 +60,10 @@ class TrainedCoach:
         rows = max(ROW_TOKENS, model.answers.max_prompt + DRAWS * small.MAX_REPLY)
         options = LearnerOptions(RECIPE, make_optimizer(), rows, ACTIONS, microbatch_tokens=max(MICROBATCH, rows))
         mesh = make_mesh(1, devices=jax.local_devices()[:1])
-        self._learner = Learner(ModelSpec(shape, params, model.answers.speech), options, mesh, jax.random.key(seed))
+        self._learner = Learner(ModelSpec(shape, params, model.answers.renderer), options, mesh, jax.random.key(seed))
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> TrainState:
         """Parameters with their optimizer."""
         return self._learner.policy
 
@@ -71,7 +71,7 @@ class TrainedCoach:
         """What `restore` needs beside the policy, as JSON."""
         return {"version": self._learner.version}
 
-    def restore(self, now: Policy, state: Mapping[str, Any]) -> None:
+    def restore(self, now: TrainState, state: Mapping[str, Any]) -> None:
         """Goes on from what `policy` and `state` gave."""
         self._learner.restore(now, None, state["version"])
         self._renew()
@@ -102,9 +102,9 @@ class TrainedCoach:
             instance=group, env=group, agent=zeros, turn=zeros, trajectory=number, team=np.zeros(len(rewards), np.float32),
             local=rewards, where=np.ones(len(rewards), bool), tokens=tokens.size, prompt_ids=tokens.prompt,
         )  # fmt: skip
-        advice = advise(RECIPE, tokens, table)
+        advantages = compute_advantages(RECIPE, tokens, table)
         seed = int(np.random.SeedSequence((self._seed, rollout.step)).generate_state(1)[0]) % 2**31
-        found = self._learner.learn(tokens, table, np.ones(1, bool), self._rate, None, seed, advice, RECIPE.kl_coef)
+        found = self._learner.learn(tokens, table, np.ones(1, bool), self._rate, None, seed, advantages, RECIPE.kl_coef)
         self._renew()
         names = ("grad_norm", "entropy", "log_prob_gap")
         return figures | {"coach/reward": float(np.mean(rewards))} | {f"coach/{name}": found[name] for name in names if name in found}
@@ -137,15 +137,15 @@ class TrainedCoach:
     def _draws(self, chosen: Sequence[Judged], step: int) -> tuple[Tokens, np.ndarray]:
         """(tokens, reward of each) of `DRAWS` replies about each action, which are compared with the replies about its rivals."""
         answers = self._model.answers
-        speech, requests, samples, scores = answers.speech, [], [], []
+        renderer, requests, samples, scores = answers.renderer, [], [], []
         for number, one in enumerate(chosen):
-            prompt = tuple(speech.start([Message("user", one.brief)]).ids)
+            prompt = tuple(renderer.start([Message("user", one.brief)]).ids)
             seeds = [(self._seed, step, number, draw) for draw in range(DRAWS)]
-            requests += [Request(prompt, seed, small.MAX_REPLY, answers.model, stop_ids=tuple(speech.stop_ids)) for seed in seeds]
+            requests += [Request(prompt, seed, small.MAX_REPLY, answers.model, stop_ids=tuple(renderer.stop_ids)) for seed in seeds]
         for place, (request, done) in enumerate(zip(requests, answers.engine.generate_all(requests))):
             name = chosen[place // DRAWS].view.call.id
             samples.append(TokenSample(np.asarray(request.prompt, np.int32), done.tokens, done.sampled_log_probs, name))
-            scores.append(_score_of(speech, done.tokens.tolist()))
+            scores.append(_score_of(renderer, done.tokens.tolist()))
         said = [scores[at : at + DRAWS] for at in range(0, len(scores), DRAWS)]
         rewards = []
         for own, sides in zip(said, rivals(chosen)):
@@ -154,9 +154,9 @@ class TrainedCoach:
         return Tokens.of(samples), np.asarray(rewards, np.float32)
 
 
-def _score_of(speech: Any, ids: list[int]) -> float | None:
+def _score_of(renderer: Any, ids: list[int]) -> float | None:
     """The score of a reply, None if it cannot be read."""
-    text = speech.tokenizer.decode(ids[:-1] if ids and ids[-1] in speech.stop_ids else ids)
+    text = renderer.tokenizer.decode(ids[:-1] if ids and ids[-1] in renderer.stop_ids else ids)
     try:
         return float(read_answer(text).value)
     except Unreadable:

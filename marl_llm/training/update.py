@@ -1,6 +1,6 @@
 """The update of one model from the samples of a step, whoever played them: policy, critic, KL, adapters, any mesh.
 
-Advantages come from the whole team's table, once per step (`advise`). Then follow minibatches of prompts: each is packed into rows
+Advantages come from the whole team's table, once per step (`compute_advantages`). Minibatches of prompts follow: each is packed into rows
 (`marl_llm.training.packing`), every device takes its share, a micro-batch at a time, and sums and counts are added over micro-batches and
 devices before the division, so that loss and gradient depend on neither (law 5).
 
@@ -32,7 +32,6 @@ from marl_llm.training.distillation import Frozen, Teaching, add_distillation, a
 from marl_llm.training.mesh import data_axis, over_data, summed, update_options
 from marl_llm.training.minibatches import minibatches_of, over_minibatches, prompts_of
 from marl_llm.training.packing import PackedRows, Tokens, TokenSample
-from marl_llm.training.policy import Policy
 from marl_llm.training.scoring import (
     beside_inputs,
     by_row,
@@ -49,20 +48,21 @@ from marl_llm.training.scoring import (
     table_shape,
 )
 from marl_llm.training.steps import Sums, check_base, cut, exact_step, few_shapes, microbatch_size, policy_loss, whole
+from marl_llm.training.train_state import TrainState
 
 
 class Trained(NamedTuple):
     """What an update changes: a policy, and its critic where that is a network of its own."""
 
-    policy: Policy
-    critic: Policy | None = None
+    policy: TrainState
+    critic: TrainState | None = None
 
 
-class Advice(NamedTuple):
+class Advantages(NamedTuple):
     """What a step's table says of each sample, in the table's order."""
 
-    advantages: Any  # [S], or [S, R] with a critic
-    tied: Any  # [S] bool: its group has equal returns
+    estimates: Any  # [S], or [S, R] with a critic
+    zero_variance: Any  # [S] bool: its group has equal returns
     metrics: dict[str, float]
 
 
@@ -71,7 +71,7 @@ class LearnerOptions:
     """How a model is updated; the same for all of a team.
 
     Attributes:
-      recipe: see `marl_llm.algorithms`. optimizer: of policies and critics, any of optax's, see `step_policy` for its rate.
+      recipe: see `marl_llm.algorithms`. optimizer: of policies and critics, any of optax's, see `apply_gradient` for its rate.
       row_tokens: budget of a packed row; no sample may be longer.
       minibatch: prompts per optimizer step, over all devices. epochs: passes over a step's samples.
       microbatch_tokens: tokens of packed rows whose activations live at a time on a device; a row is never cut. 0: all at once.
@@ -120,7 +120,7 @@ def _advantages(recipe: Recipe) -> Callable:
     return jax.jit(lambda table, kl_coef: advantages_for(recipe, table, kl_coef=kl_coef))
 
 
-def advise(recipe: Recipe, tokens: Tokens, table: Samples, kl_coef: float | None = None) -> Advice:
+def compute_advantages(recipe: Recipe, tokens: Tokens, table: Samples, kl_coef: float | None = None) -> Advantages:
     """The advantages of a step: once, over the whole team's table. Padding and order change nothing (law 5).
 
     `recipe` has no critic. `kl_coef`: β of this step where it is steered; by default the recipe's.
@@ -130,7 +130,7 @@ def advise(recipe: Recipe, tokens: Tokens, table: Samples, kl_coef: float | None
     advantages, metrics, tied = jax.device_get(_advantages(recipe)(rows_of(table, order, bucket(len(order), 64, growth=4)), beta))
     out = np.zeros(len(order), np.float32), np.zeros(len(order), bool)
     out[0][order], out[1][order] = advantages[: len(order)], tied[: len(order)]
-    return Advice(*out, {name: float(x) for name, x in metrics.items()})
+    return Advantages(*out, {name: float(x) for name, x in metrics.items()})
 
 
 def packed_loss(
@@ -166,7 +166,7 @@ def policy_step(
     """`(policy, base, frozen, rows, arrays, scalars, denominator_scale, learning_rate) -> (policy, metrics, gap)`, compiled."""
     recipe, axis = options.recipe, data_axis(mesh)
 
-    def step(policy: Policy, base, frozen: Frozen, rows: PackedRows, arrays: dict, scalars: dict, denominator_scale, learning_rate):
+    def step(policy: TrainState, base, frozen: Frozen, rows: PackedRows, arrays: dict, scalars: dict, denominator_scale, learning_rate):
         part, count, most = cut((rows, arrays), options.microbatch_tokens, axis)
         if head:  # the two losses may have denominators of their own, so that of the policy loss divides both
             units, tokens = count_for(recipe, where=sample_where(rows)), jnp.sum(rows.length, dtype=jnp.float32)
@@ -203,7 +203,7 @@ def value_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Call
     """`(critic, rows, arrays, learning_rate) -> (critic, metrics, gap)`, compiled."""
     axis = data_axis(mesh)
 
-    def step(critic: Policy, rows: PackedRows, arrays: dict, learning_rate):
+    def step(critic: TrainState, rows: PackedRows, arrays: dict, learning_rate):
         part, count, most = cut((rows, arrays), options.microbatch_tokens, axis)
 
         def loss(params, j):
@@ -218,8 +218,8 @@ def value_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Call
     return jax.jit(mapped, donate_argnums=(0,), compiler_options=how)
 
 
-def _judge(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Callable:
-    """`(params, reference, tokens, table, chosen, kl_coef) -> (Advice, values, targets)`: the critic's view before any step, `[S, R]`."""
+def _run_critic(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Callable:
+    """`(params, reference, tokens, table, chosen, kl_coef) -> (Advantages, values, targets)`: the critic before any step, `[S, R]`."""
     recipe = options.recipe
     value_all = make_scorer(lambda params, rows: packed_values(config, params, rows)[0], mesh, **options.sizes)
     token_kl = make_token_kl(recipe, dataclasses.replace(config, value_head=False), mesh, **options.sizes)
@@ -244,7 +244,7 @@ def _judge(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Callable
         metrics["explained_variance"] = explained_variance(lines(values), goals, where)
         if options.charges_kl:
             metrics["kl"] = float(np.sum(charge) / count)
-        return Advice(advantages, np.zeros(len(table.team), bool), metrics), values, targets
+        return Advantages(advantages, np.zeros(len(table.team), bool), metrics), values, targets
 
     return judge
 
@@ -292,7 +292,7 @@ class Update:
         self._devices = mesh.shape["data"] if data_axis(mesh) else 1
         self._act = policy_step(options, judging if head else config, mesh, lora, head, teaching)
         self._learn_values = value_step(options, judging, mesh) if self.own else None
-        self._judge = _judge(options, judging, mesh) if options.has_critic else None
+        self._run_critic = _run_critic(options, judging, mesh) if options.has_critic else None
         self._token_kl = make_token_kl(self.recipe, config, mesh, **options.sizes)
         score = functools.partial(make_policy_scorer, self.recipe, config, mesh, lora, **options.sizes)
         self._score_old = make_row_scorer(self.recipe, config, mesh, lora, options.microbatch_tokens, head=judging if head else None)
@@ -315,7 +315,7 @@ class Update:
         *,
         critic_learning_rate=None,
         base: dict | None = None,
-        advice: Advice | None = None,
+        advantages: Advantages | None = None,
         kl_coef: float | None = None,
         teachers: tuple = (),
     ) -> tuple[Trained, dict[str, float | int]]:
@@ -328,7 +328,7 @@ class Update:
           plays: `[N]` bool, which agents the model plays and is trained on.
           learning_rate: float. seed: int, with the epoch's number it orders the prompts. teachers: parameters, as `teaching.configs`.
           critic_learning_rate: of a critic of its own; None: as the policy's. base: frozen parameters under adapters.
-          advice: what `advise` said of this table; None: it is computed here. kl_coef: β where it is steered; None: the recipe's.
+          advantages: of this table; None: they are computed here. kl_coef: β where it is steered; None: the recipe's.
         With `kl_where="reward"` and no critic, `table.kl` is charged; if it is None, the reference charges every sample that counts.
 
         Raises:
@@ -342,15 +342,15 @@ class Update:
         tokens = tokens if isinstance(tokens, Tokens) else Tokens.of(tokens)
         table, plays = columns_of(tokens, table), np.asarray(plays)
         order = by_identity(tokens, table)
-        charged = options.charges_kl and self._judge is None
+        charged = options.charges_kl and self._run_critic is None
         if charged and table.kl is None:
             table = dataclasses.replace(table, kl=self._token_kl(reference, tokens, order[table.where[order]])[: len(tokens)].sum(axis=1))
         mine = order[(table.where & plays[table.agent])[order]]
         beta = np.float32(recipe.kl_coef if kl_coef is None else kl_coef)
-        advice, tables = self._advice(trained, reference, tokens, table, mine, advice, beta)
-        kept = in_loss(recipe, table, mine)
-        useful = kept[~advice.tied[kept]] if recipe.filter_zero_variance else kept
-        metrics = advice.metrics | tied_shares(table, advice.tied, len(plays)) | {"masked_truncated": 1 - len(kept) / max(len(mine), 1)}
+        advantages, tables = self._advantages_of_step(trained, reference, tokens, table, mine, advantages, beta)
+        kept, equal = in_loss(recipe, table, mine), advantages.zero_variance
+        useful = kept[~equal[kept]] if recipe.filter_zero_variance else kept
+        metrics = advantages.metrics | tied_shares(table, equal, len(plays)) | {"masked_truncated": 1 - len(kept) / max(len(mine), 1)}
         if charged:
             metrics["kl"] = float(np.sum(table.kl[mine]) / max(np.sum(table.tokens[mine]), 1))
         scalars = self._scalars((trained.policy.params, base), tokens, useful) | {"kl_coef": beta}
@@ -360,8 +360,8 @@ class Update:
         def packed(chosen: list[int]) -> tuple[PackedRows, dict]:
             rows = tokens.pack(chosen, options.row_tokens, self._devices, few_shapes(options.microbatch_tokens))
             arrays = {name: by_row(rows, one) for name, one in tables.items()} | agents_beside(self._teaching, rows, table.agent)
-            spread = per_sample if advice.advantages.ndim == 1 else by_row
-            return rows, arrays | {"advantages": spread(rows, advice.advantages)}
+            spread = per_sample if advantages.estimates.ndim == 1 else by_row
+            return rows, arrays | {"advantages": spread(rows, advantages.estimates)}
 
         # Only these scores are kept: the rows of a later minibatch are packed again when its turn comes.
         old = [self._score_old((trained.policy.params, base), packed(chosen)[0]) for chosen in minibatches[1:]]
@@ -383,13 +383,15 @@ class Update:
             figures["loss"] += recipe.value_coef * figures["value_loss"]
         return trained, metrics | figures | {"groups": len(prompts_of(tokens, table, mine)), "groups_with_signal": len(prompts)}
 
-    def _advice(self, trained: Trained, reference, tokens: Tokens, table: Samples, mine: np.ndarray, advice: Advice | None, beta):
-        """(advice, the critic's arrays `[S, R]` beside the rows)."""
-        if self._judge is None:
-            return (advise(self.recipe, tokens, table, float(beta)) if advice is None else advice), {}
+    def _advantages_of_step(
+        self, trained: Trained, reference, tokens: Tokens, table: Samples, mine: np.ndarray, advantages: Advantages | None, beta
+    ):
+        """(advantages, the critic's arrays `[S, R]` beside the rows)."""
+        if self._run_critic is None:
+            return (compute_advantages(self.recipe, tokens, table, float(beta)) if advantages is None else advantages), {}
         judging = trained.critic if self.own else trained.policy
-        advice, values, targets = self._judge(judging.params, reference, tokens, table, mine, beta)
-        return advice, {"values": values, "targets": targets}
+        advantages, values, targets = self._run_critic(judging.params, reference, tokens, table, mine, beta)
+        return advantages, {"values": values, "targets": targets}
 
     def _scalars(self, params, tokens: Tokens, useful: np.ndarray) -> dict[str, Any]:
         """What the recipe needs to know of the whole step before its first update."""

@@ -169,7 +169,7 @@ def _tiles(before: Record, after: Record, parts: Mapping[str, Record], metric: s
     if "turns" in before or "turns" in after:
         tiles.append(["Turns, before → after", f"{_turns(before)} → {_turns(after)}", "mean per episode"])
     if "random" in parts:
-        tiles.append(["Random floor", percent(parts["random"].get("success")), f"{metric.replace('_', ' ')} of random play"])
+        tiles.append(["Random play", percent(parts["random"].get("success")), f"{metric.replace('_', ' ')} of random play"])
     if swapped := parts.get("swapped"):
         tiles.append(["Roles swapped", percent(swapped.get("success")), _well_formed(swapped) or "each model in the other's role"])
     return tiles

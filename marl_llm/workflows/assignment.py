@@ -69,7 +69,7 @@ class Outside:
 
 @dataclasses.dataclass(frozen=True)
 class Scripted:
-    """A function that plays: a teacher for the supervised warm-up, a floor, an ablation. It is never trained by reinforcement.
+    """A function that plays: a teacher for the supervised warm-up, a random player, an ablation. It is never trained by reinforcement.
 
     It returns the response as text, or as the ids that a role which speaks ids is to say.
     """

@@ -24,8 +24,8 @@ from marl_llm.workflows.function_replay import FunctionStep, Journal, advance
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import Call, FunctionNode, Tool
 from marl_llm.workflows.play import run_all
+from marl_llm.workflows.renderer import Renderer, prompt_of, spoken_ids
 from marl_llm.workflows.roles import BOUNDS, MAX_REASON, AgentTool, RoleTool
-from marl_llm.workflows.speech import Speech, prompt_of, spoken_ids
 from marl_llm.workflows.state import State, Talk
 from marl_llm.workflows.threads import Late, Stalled, Threads
 from marl_llm.workflows.trajectory import Event, RoleCall, Task, ToolUse
@@ -49,15 +49,15 @@ class Speaker:
         workflow: Workflow,
         assignment: Assignment,
         generator: Any,
-        speech: Mapping[str, Speech],
+        renderer: Mapping[str, Renderer],
         threads: Threads,
         coroutines: Coroutines,
         settings: SamplingParams | None = None,
     ):
         self._workflow, self._assignment, self._generator = workflow, assignment, generator
-        self._speech, self._settings = speech, settings
+        self._renderer, self._settings = renderer, settings
         self._threads, self._coroutines = threads, coroutines
-        self._policy_stops = {model: tuple(one.stop_ids) for model, one in speech.items()}
+        self._policy_stops = {model: tuple(one.stop_ids) for model, one in renderer.items()}
 
     async def speak(
         self, node: Call, first: int, state: State, task: Task, identity: tuple[int, int, int], choice: int, asked: int
@@ -79,10 +79,10 @@ class Speaker:
         common = dict(node=node.name, role=role.name, agent=agent, model=model, turn=state.turn, items=state.items, branch=branch)
         common["tool_use"] = state.tool_use
         events: list[Event] = []
-        speech = self._speech.get(model)
+        renderer = self._renderer.get(model)
         try:
             earlier = state.talks.get(role.name)
-            begun = prompt_of(role, speech, state.fields, earlier)
+            begun = prompt_of(role, renderer, state.fields, earlier)
         except PromptTooLong as error:
             raise PlayFailure(node.name, "prompt", str(error), retriable=False) from error
         talk, replaced = begun.talk, begun.replaced
@@ -109,7 +109,7 @@ class Speaker:
                 events, replaced = [*events, *uses], 0
                 messages = [*messages, Message("assistant", said["text"]), *answers]
                 try:
-                    talk, prompt = speech.extend(talk, answers), "\n".join(message.content for message in answers)
+                    talk, prompt = renderer.extend(talk, answers), "\n".join(message.content for message in answers)
                 except TemplateError as error:
                     raise PlayFailure(node.name, "prompt", f"tool results: {error}", retriable=False) from error
                 if len(talk.ids) <= role.max_prompt:
@@ -132,36 +132,36 @@ class Speaker:
         `left`: most tokens that it may draw; None: the role's budget alone.
         """
         role, model = node.role, self._assignment.roles[node.role.name]
-        player, speech = self._assignment.model(role.name), self._speech.get(model)
+        player, renderer = self._assignment.model(role.name), self._renderer.get(model)
         if isinstance(player, Outside):
             return await self._from_outside(node, player, messages, seed[-1]), talk, ()
         if isinstance(player, Scripted):
-            said = self._from_script(node, player, state, messages, seed, speech)
+            said = self._from_script(node, player, state, messages, seed, renderer)
             if talk is not None and (role.continues or role.tools):
-                talk = speech.reply(talk, said["tokens"].tolist())
-            return said, talk, speech.read(talk).tool_calls if role.tools and talk is not None else ()
+                talk = renderer.reply(talk, said["tokens"].tolist())
+            return said, talk, renderer.read(talk).tool_calls if role.tools and talk is not None else ()
         most = role.max_tokens if left is None else min(left, role.max_tokens)
         said = await self._from_policy(node, model, () if talk is None else talk.ids, seed, most)
         try:
-            talk = speech.reply(talk, said["tokens"].tolist())
-            reply = speech.read(talk)
+            talk = renderer.reply(talk, said["tokens"].tolist())
+            reply = renderer.read(talk)
         except ValueError as error:  # the vocabularies of model and tokenizer differ
             raise WorkflowError(f"node {node.name!r}: its response cannot be read: {error}") from error
         said["text"], said["unfinished_think"] = reply.content, reply.unfinished_think
         return said, talk, reply.tool_calls
 
     def _from_script(
-        self, node: Call, player: Scripted, state: State, messages: list[Message], seed: tuple[int, ...], speech: Speech | None
+        self, node: Call, player: Scripted, state: State, messages: list[Message], seed: tuple[int, ...], renderer: Renderer | None
     ) -> dict[str, Any]:
         try:
             text = player.play(ScriptTurn(node.role, node.name, state.fields, tuple(messages), state.turn, seed))
         except Exception as error:
             raise WorkflowError(f"the scripted player of node {node.name!r} raised {type(error).__name__}: {error}") from error
         if isinstance(text, str):
-            tokens = NO_TOKENS if speech is None else np.asarray(spoken_ids(speech, valid_text(text)), np.int32)
+            tokens = NO_TOKENS if renderer is None else np.asarray(spoken_ids(renderer, valid_text(text)), np.int32)
         elif isinstance(text, tuple):  # ids, as they are
             tokens = np.asarray(text, np.int32)
-            text = "" if speech is None else speech.tokenizer.decode(text)
+            text = "" if renderer is None else renderer.tokenizer.decode(text)
         else:
             kind = type(text).__name__
             raise WorkflowError(f"the scripted player of node {node.name!r} returned {kind}; it must return text, or a tuple of ids")
@@ -281,7 +281,7 @@ class Speaker:
         events, refused = (), None
         try:
             try:
-                prompt_of(role, self._speech.get(self._assignment.roles[role.name]), state.fields)
+                prompt_of(role, self._renderer.get(self._assignment.roles[role.name]), state.fields)
             except PromptTooLong as error:
                 raise ToolRefusal(f"{role.name!r} cannot read it: {error}") from error
             events, _ = await self.speak(call.node, call.first, state, task, identity, 0, state.path_id)

@@ -1,6 +1,6 @@
 """The controller: plays many workflow instances at once over a sampling engine and tools (UnityMAS-O, sections 5.1 and 5.2).
 
-    with Controller(workflow, assignment, generator, speech) as controller:
+    with Controller(workflow, assignment, generator, renderer) as controller:
         rollout = await controller.rollout(tasks, step=3, plays=4)
 
 Each instance is a task of one event loop, so that whoever waits, for a long answer or a slow tool, waits alone; plain tool functions run in
@@ -34,9 +34,9 @@ from marl_llm.workflows.finite import is_finite
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import Call, Each, Together, walk
 from marl_llm.workflows.play import PICKS, Draw, Forks, Play, any_draw, finish, run_all
+from marl_llm.workflows.renderer import Renderer
 from marl_llm.workflows.roles import AgentTool
 from marl_llm.workflows.scoring import Scoring
-from marl_llm.workflows.speech import Speech
 from marl_llm.workflows.threads import Threads
 from marl_llm.workflows.trajectory import Episode, FailedAttempt, Task, Trajectory
 
@@ -85,7 +85,7 @@ class Controller:
     Args:
       workflow, assignment: who plays what.
       generator: whoever answers requests for the assignment's policies (`marl_llm.sampling.Generator`); None if there is no policy.
-      speech: how models read and write: one for all, or by model. Scripted players may have one too, for imitation data.
+      renderer: how models read and write: one for all, or by model. Scripted players may have one too, for imitation data.
       branching: role -> K: its prompt gets K responses and the play goes on from each (tree sampling); its call must not run beside others.
       pick: which of the K ways forks again at later calls: None, all of them (K to the power of the calls); "first", "random", or "greedy",
         the one whose candidate was paid most (AT-GRPO, Algorithm 1).
@@ -103,7 +103,7 @@ class Controller:
       settings: how tokens are drawn, in place of the roles' own, e.g. `SamplingParams(temperature=0)` for a greedy evaluation.
 
     Raises:
-      WorkflowError: an unassigned role, a policy without speech, a role that branches where it cannot.
+      WorkflowError: an unassigned role, a policy without a renderer, a role that branches where it cannot.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Controller:
         workflow: Workflow,
         assignment: Assignment,
         generator: Generator | None,
-        speech: Speech | Mapping[str, Speech],
+        renderer: Renderer | Mapping[str, Renderer],
         branching: Mapping[str, int] | None = None,
         attempts: int = 2,
         timeout_s: float | int | None = None,
@@ -129,11 +129,11 @@ class Controller:
         if min(attempts, concurrency, threads, calls) < 1 or (timeout_s is not None and timeout_s <= 0):
             raise WorkflowError("attempts, concurrency, threads, calls and timeout_s must be above 0")
         self.workflow, self.assignment = workflow, assignment
-        self._speech = dict(speech) if isinstance(speech, Mapping) else dict.fromkeys(assignment.roles.values(), speech)
+        self._renderer = dict(renderer) if isinstance(renderer, Mapping) else dict.fromkeys(assignment.roles.values(), renderer)
         for role in workflow.roles:
             model = assignment.roles[role]
-            if isinstance(assignment.model(role), Inside) and (generator is None or model not in self._speech):
-                lacks = "a generator" if generator is None else "an entry in speech"
+            if isinstance(assignment.model(role), Inside) and (generator is None or model not in self._renderer):
+                lacks = "a generator" if generator is None else "an entry in renderer"
                 raise WorkflowError(f"the role {role!r} is played by the policy {model!r}, which needs {lacks}")
         if pick not in (None, *PICKS):
             raise WorkflowError(f"pick={pick!r} is unknown; choose None or one of {', '.join(PICKS)}")
@@ -144,7 +144,7 @@ class Controller:
         self.settings = settings
         self._attempts, self._timeout_s, self._concurrency = attempts, timeout_s, concurrency
         self._threads, self._coroutines = Threads(threads), Coroutines(calls)
-        self.speaker = Speaker(workflow, assignment, generator, self._speech, self._threads, self._coroutines, settings)
+        self.speaker = Speaker(workflow, assignment, generator, self._renderer, self._threads, self._coroutines, settings)
 
     def close(self) -> None:
         """Lets the threads go; calls under way finish unheard."""

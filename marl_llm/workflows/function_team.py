@@ -1,4 +1,4 @@
-"""A team as plain `async` Python: `@team` makes a `World` of a function, which is trained, checked and looked at as any other.
+"""A team as plain `async` Python: `@team` makes an `Environment` of a function, which is trained, checked and looked at as any other.
 
     @team(hidden=("target",), tasks=rows)
     async def solve(t, task):
@@ -22,16 +22,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from marl_llm.workflows.assignment import ScriptTurn
+from marl_llm.workflows.environment import Environment
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.function_replay import TeamHandle
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import PAID, PROMPT, REPLY, Call, FunctionNode
+from marl_llm.workflows.renderer import Renderer
 from marl_llm.workflows.rewards import Award
 from marl_llm.workflows.roles import Role
-from marl_llm.workflows.speech import Speech
 from marl_llm.workflows.splits import Tasks, listed_tasks, split_of
 from marl_llm.workflows.trajectory import Task, Trajectory
-from marl_llm.workflows.world import World
 
 SHARES = {"train": 0.65, "validation": 0.15, "test": 0.20}
 OF_TASK = ("number", "split")  # what a task has beside its fields
@@ -42,12 +42,12 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class FunctionTeam:
-    """Makes a `World` of an `async` function of (t, task); used as a decorator under the name `team`.
+    """Makes an `Environment` of an `async` function of (t, task); used as a decorator under the name `team`.
 
     Attributes:
       hidden: fields of the task that no prompt may hold.
       tasks: rows, each a mapping from field to value, which are split by their content (65, 15 and 20 %); or split -> rows; or a function
-        (split, first, count) -> list of `Task`, as a `World` has it. None: the team can be built, and not played.
+        (split, first, count) -> list of `Task`, as an `Environment` has it. None: the team can be built, and not played.
       roles: names of the roles, or role -> options of `Role` (`ROLE_OPTIONS`, `TOOL_OPTIONS`). Empty: those that the function's code
         names as `t.NAME`.
       at_most: most requests of roles in one play, and most uses of tools. Beyond them the request raises in the function.
@@ -55,7 +55,7 @@ class FunctionTeam:
       on_error: the team's reward where the function raises, which `errors` counts. None: the play is aborted, as a failure "team".
       metrics: names of the figures that its `Reward` may have.
       headline: the figure in [0, 1] that says how well the team did; by default what the team was paid.
-      speech, script, floor: as a `World` has them.
+      renderer, script, random_player: as an `Environment` has them.
 
     Raises:
       WorkflowError: options that fit no team; the message names the first.
@@ -69,9 +69,9 @@ class FunctionTeam:
     on_error: float | int | None = None
     metrics: Sequence[str] = ()
     headline: str = "reward"
-    speech: Speech | None = None
+    renderer: Renderer | None = None
     script: Callable[[ScriptTurn], str | tuple[int, ...]] | None = None
-    floor: Callable[[ScriptTurn], str | tuple[int, ...]] | None = None
+    random_player: Callable[[ScriptTurn], str | tuple[int, ...]] | None = None
 
     def __post_init__(self):
         for option in ("hidden", "roles", "metrics"):
@@ -82,7 +82,7 @@ class FunctionTeam:
         if taken := [name for name in self.metrics if name in ("reward", "errors")]:
             raise WorkflowError(f"team: the metric {taken[0]!r} is there already; give yours another name")
 
-    def __call__(self, function: Callable) -> World:
+    def __call__(self, function: Callable) -> Environment:
         """The team of a function. Raises `WorkflowError`."""
         name = getattr(function, "__name__", type(function).__name__)
         if not inspect.iscoroutinefunction(function) or len(inspect.signature(function).parameters) != 2:
@@ -98,7 +98,7 @@ class FunctionTeam:
         body = FunctionNode(name, function, calls, self.at_most, self.timeout_s, self.on_error, tuple(self.metrics))
         figures = {"reward": paid_to_team, "errors": _errors, **{metric: _metric(metric) for metric in self.metrics}}
         team = Workflow(name, body, inputs, tuple(self.hidden), rewards=(paid_to_calls,), metrics=figures, score="at_end")
-        return World(team, tasks, self.headline, self.speech, self.script, self.floor)
+        return Environment(team, tasks, self.headline, self.renderer, self.script, self.random_player)
 
     def _roles(self, name: str, of_team: Sequence[str]) -> dict[str, Role]:
         options = self.roles if isinstance(self.roles, Mapping) else dict.fromkeys(self.roles, {})

@@ -9,13 +9,13 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from marl_llm.workflows.environment import Environment
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.function_team import ROLE_OPTIONS, paid_to_calls, paid_to_team, stripped, tasks_of_rows
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import PROMPT, REPLY, Call, FunctionNode
+from marl_llm.workflows.renderer import Renderer
 from marl_llm.workflows.roles import Role
-from marl_llm.workflows.speech import Speech
-from marl_llm.workflows.world import World
 
 TASK = "task"  # the field that holds a whole row
 MOST_REQUESTS = 1000  # of a role in an episode, for the numbers of the workflow's requests; nothing is refused beyond
@@ -24,13 +24,13 @@ SIZES = {"max_prompt": 2048, "max_tokens": 256}  # of a role that says nothing e
 
 @dataclasses.dataclass(frozen=True)
 class ProgramTeam:
-    """Makes the `World` of a program.
+    """Makes the `Environment` of a program.
 
     Attributes:
       roles: names, which are the models that the program asks for, or role -> its `max_prompt` and `max_tokens`.
       tasks: rows, each what the program is given as its task, split by their content (65, 15 and 20 %); or split -> rows.
       headline: "reward", what the team was paid; as a share it is read within [0, 1].
-      speech: how models that have no chat format of their own read and write.
+      renderer: how models that have no chat format of their own read and write.
       name: of the team.
 
     Raises:
@@ -39,11 +39,11 @@ class ProgramTeam:
 
     roles: Sequence[str] | Mapping[str, Mapping[str, Any]]
     tasks: Sequence[Any] | Mapping[str, Sequence[Any]]
-    speech: Speech | None = None
+    renderer: Renderer | None = None
     name: str = "program"
 
-    def world(self, program: Callable[..., Any], close: Callable[[], None] = lambda: None) -> World:
-        """The world that `program` plays: awaited with a task and a client, see `marl_llm.training.attached`."""
+    def environment(self, program: Callable[..., Any], close: Callable[[], None] = lambda: None) -> Environment:
+        """The environment that `program` plays: awaited with a task and a client, see `marl_llm.training.attached`."""
         options = self.roles if isinstance(self.roles, Mapping) else dict.fromkeys(self.roles, {})
         if not options:
             raise WorkflowError(f"team {self.name!r} has no roles: name the models that the program asks for")
@@ -54,7 +54,7 @@ class ProgramTeam:
         body = FunctionNode(self.name, _not_here, {role: Call(one, role) for role, one in roles.items()}, MOST_REQUESTS, 1.0)
         metrics = {"reward": paid_to_team}
         workflow = Workflow(self.name, body, (TASK,), rewards=(paid_to_calls,), metrics=metrics, score="at_end")
-        return World(workflow, tasks_of_rows(self._rows(), ()), "reward", self.speech, close=close, program=program)
+        return Environment(workflow, tasks_of_rows(self._rows(), ()), "reward", self.renderer, close=close, program=program)
 
     def _rows(self) -> Any:
         if isinstance(self.tasks, Mapping):

@@ -24,9 +24,9 @@ from marl_llm.workflows.function_replay import FunctionStep
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import Tool
 from marl_llm.workflows.play import finish
+from marl_llm.workflows.renderer import Renderer
 from marl_llm.workflows.roles import RoleTool
 from marl_llm.workflows.scoring import Recorded
-from marl_llm.workflows.speech import Speech
 from marl_llm.workflows.state import State
 from marl_llm.workflows.storage import from_json
 from marl_llm.workflows.trajectory import Episode, RoleCall, ToolUse
@@ -81,7 +81,7 @@ def replay(
     episode: Episode | Mapping[str, Any],
     workflow: Workflow,
     assignment: Assignment,
-    speech: Speech | Mapping[str, Speech],
+    renderer: Renderer | Mapping[str, Renderer],
     plays: int = 1,
     branching: Mapping[str, int] | None = None,
     pick: str | None = None,
@@ -95,7 +95,7 @@ def replay(
     Args:
       episode: as played, or a line of `storage.read_trajectories`.
       plays, branching, pick, alpha, local_weight, score: of its rollout, which the numbers of branches depend on.
-      workflow, assignment, speech: as when it was played. Roles of scripts and outside models cannot be replayed, because they are asked by
+      workflow, assignment, renderer: as when it was played. Roles of scripts and outside models cannot be replayed, for they are asked by
         text; nor can functions that a role calls within its response.
       folder: of the line's file, where its fields hold workspaces; see `storage.from_json`.
 
@@ -115,7 +115,7 @@ def replay(
     scores = {name: said for path in (*episode.trajectories, *episode.candidates) for name, said in path.scores.items()}
     recorded = _Recorded({call.seed: call for call in calls})
     picking = dict(branching=branching, pick=pick, alpha=alpha, local_weight=local_weight, score=score)
-    with Controller(workflow, assignment, recorded, speech, attempts=1, **picking) as controller:
+    with Controller(workflow, assignment, recorded, renderer, attempts=1, **picking) as controller:
         controller.scoring = lambda task: Recorded(scores)
         controller.speaker = _RecordedTools(controller.speaker, {event.id: event for event in events if isinstance(event, ToolUse)})
         found = finish(controller.episode(episode.task, episode.step, episode.play, plays))

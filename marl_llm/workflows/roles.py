@@ -42,7 +42,7 @@ def parameters(function: Callable, what: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-class Spoken(NamedTuple):
+class Response(NamedTuple):
     """A response: its text, and the ids that were drawn."""
 
     text: str
@@ -54,7 +54,7 @@ class Reader:
     """A parser that reads more of a response than its text: its ids (law 1), or what the state was when the role was asked.
 
     Attributes:
-      function: of a `Spoken` and of the values of `reads`, in this order; otherwise as `Role.parse`.
+      function: of a `Response` and of the values of `reads`, in this order; otherwise as `Role.parse`.
       reads: fields, hidden ones too.
     """
 
@@ -297,7 +297,7 @@ class Role:
         text = said.value
         try:
             if isinstance(self.parse, Reader):
-                spoken = Spoken(text, tuple(int(i) for i in ids))
+                spoken = Response(text, tuple(int(i) for i in ids))
                 found = self.parse.function(spoken, *((fields or {})[name] for name in self.parse.reads))
             else:
                 found = self.parse(text)

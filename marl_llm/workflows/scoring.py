@@ -144,7 +144,7 @@ async def _score(scorer: Scorer, view: ActionView) -> Score:
     node = f"scorer {scorer.name}"
     try:
         found = await within(scorer.timeout_s, scorer.ask(view))
-    except (PlayFailure, WorkflowError):  # the latter: a world's own function has a fault, which ends the rollout (law 10)
+    except (PlayFailure, WorkflowError):  # the latter: an environment's own function has a fault, which ends the rollout (law 10)
         raise
     except Expired:
         raise PlayFailure(node, FailureKind.DEADLINE.value, f"no score of {view.call.id} within {scorer.timeout_s} s") from None

@@ -1,4 +1,4 @@
-"""Splits: the part of a world that a problem belongs to, and the tasks of each part by number.
+"""Splits: the part of an environment that a problem belongs to, and the tasks of each part by number.
 
 A generated problem belongs to a split by its content, so that no seed can make a training problem equal a test problem (law 12). Rows of
 files are parts already; the last of the training rows are the validation split.

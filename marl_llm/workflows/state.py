@@ -14,7 +14,7 @@ from marl_llm.workflows.trajectory import Event, RoleCall, state_writes
 class Talk(NamedTuple):
     """What a role that continues has read and said, its last response included."""
 
-    ids: Conversation | None  # None for a player without speech
+    ids: Conversation | None  # None for a player without a renderer
     messages: tuple[Message, ...]
 
 

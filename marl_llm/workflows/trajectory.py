@@ -28,7 +28,7 @@ class Task:
       fields: what everyone may read; `inputs` of the workflow.
       hidden: what only tools, conditions and rewards may read: gold answers, hidden tests.
       split: which split it belongs to, for transcripts and checks.
-      stratum: the kind of task, by which figures are compared, e.g. "regression"; "" where a world has one kind.
+      stratum: the kind of task, by which figures are compared, e.g. "regression"; "" where an environment has one kind.
       cluster: tasks of one cluster are alike, e.g. made by one template: an interval counts them as one; "": it is a cluster of its own.
     """
 

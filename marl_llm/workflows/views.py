@@ -1,4 +1,4 @@
-"""What a scorer sees of one action, and what the author of a world tells it about the team.
+"""What a scorer sees of one action, and what the author of an environment tells it about the team.
 
 A view holds nothing of the task's hidden fields, nor what tools made of them, unless the scorer may know the truth: `Workflow.secret`
 names those fields, and is found in the graph before anyone plays.
@@ -71,7 +71,7 @@ class ActionView:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CoachGuide:
-    """What the author of a world tells a coach: `World(..., guide=CoachGuide(...))`.
+    """What the author of an environment tells a coach: `Environment(..., guide=CoachGuide(...))`.
 
     Attributes:
       workflow_text: what the team does and who is in it, in the order in which they speak.

@@ -7,7 +7,7 @@ import dataclasses
 import random
 
 from marl_llm.text import ByteTokenizer
-from marl_llm.workflows import FormatError, PlainText, Role, Task, Workflow, World, compute, repeat, sequence, stop, together, when
+from marl_llm.workflows import Environment, FormatError, PlainText, Role, Task, Workflow, compute, repeat, sequence, stop, together, when
 from marl_llm.workflows.rewards import Award, absolute, broadcast, delta, format_penalty
 
 LETTERS = "abcdefghijklmnop"
@@ -64,7 +64,7 @@ def guess(turn) -> str:
     return "".join(turn.random.choices(LETTERS, k=5)) if turn.role.name == "speller" else turn.random.choice("0123456789")
 
 
-def team(parse=word, note=nothing, score=letters, draw=draw, script=teach, max_prompt=64, extra=(), start=None) -> World:
+def team(parse=word, note=nothing, score=letters, draw=draw, script=teach, max_prompt=64, extra=(), start=None) -> Environment:
     """The sound team, or one with another part in the place of one of its own."""
     speller = Role("speller", "Backwards: {word} {hint} {note}", parse, {"said": "none"}, max_prompt=max_prompt, max_tokens=32)
     checker = Role("checker", "How many letters? {said}", digit, {"count": "none"}, max_prompt=128, max_tokens=16)
@@ -80,10 +80,10 @@ def team(parse=word, note=nothing, score=letters, draw=draw, script=teach, max_p
     metrics = {"right": right}
     workflow = Workflow("spelling", body, ("word", "hint"), ("answer",), start or {}, pay, metrics)
     tokenizer = ByteTokenizer(("<eos>",), ("<eos>",))
-    return World(workflow, draw, "right", PlainText(tokenizer, tokenizer.stop_ids), script, guess)
+    return Environment(workflow, draw, "right", PlainText(tokenizer, tokenizer.stop_ids), script, guess)
 
 
-def duel(empty_wins: bool = False) -> World:
+def duel(empty_wins: bool = False) -> Environment:
     """Two players say a digit; the higher one wins, and who says none loses, or wins with the fault."""
 
     def read(field):
@@ -108,20 +108,20 @@ def duel(empty_wins: bool = False) -> World:
     def say(turn):
         return turn.random.choice("0123456789")
 
-    return World(workflow, draw, "right", PlainText(tokenizer, tokenizer.stop_ids), say, say, rivals=("a", "b"))
+    return Environment(workflow, draw, "right", PlainText(tokenizer, tokenizer.stop_ids), say, say, rivals=("a", "b"))
 
 
 # --- one fault each --------------------------------------------------------------------------------------------------------------------
 
 
-def unseeded_draw() -> World:
+def unseeded_draw() -> Environment:
     def note(word: str) -> str:
         return random.choice(LETTERS) + random.choice(LETTERS)
 
     return team(note=note)
 
 
-def shared_state() -> World:
+def shared_state() -> Environment:
     def note(log: list) -> str:
         log.append("x")
         return str(len(log))
@@ -129,7 +129,7 @@ def shared_state() -> World:
     return team(note=note, start={"log": []})
 
 
-def leaked_field() -> World:
+def leaked_field() -> Environment:
     def told(split, first, count):
         tasks = draw(split, first, count)
         return [Task(t.number, {**t.fields, "hint": f"(it is {t.hidden['answer']})"}, t.hidden, split) for t in tasks]
@@ -137,73 +137,73 @@ def leaked_field() -> World:
     return team(draw=told)
 
 
-def pays_the_copied_prompt() -> World:
+def pays_the_copied_prompt() -> Environment:
     return team(parse=anything, score=lambda said, answer: float(answer[::-1] in said or said == answer))
 
 
-def pays_empty_text() -> World:
+def pays_empty_text() -> Environment:
     return team(parse=anything, score=lambda said, answer: float(answer.startswith(said)))
 
 
-def crashes_on_junk() -> World:
+def crashes_on_junk() -> Environment:
     return team(parse=lambda text: word(text.split()[0]))
 
 
-def mixed_groups() -> World:
+def mixed_groups() -> Environment:
     return team(draw=lambda split, first, count: [task_of(split, t.number // 2, random.Random(str(t))) for t in draw(split, first, count)])
 
 
-def small_budget() -> World:
+def small_budget() -> Environment:
     return team(max_prompt=18)
 
 
-def overlapping_splits() -> World:
+def overlapping_splits() -> Environment:
     return team(draw=lambda split, first, count: draw("train", first, count))
 
 
-def pays_only(*roles: str) -> World:
+def pays_only(*roles: str) -> Environment:
     """Rewards of a user's own, that pay these roles alone; their names are computed, so that nothing can be known beforehand."""
 
     def reward(path):
         return [Award(call, 1.0, "own") for call in path.calls if call.role in set(roles)]
 
-    world = team()
-    return dataclasses.replace(world, workflow=dataclasses.replace(world.workflow, rewards=(reward,)))
+    environment = team()
+    return dataclasses.replace(environment, workflow=dataclasses.replace(environment.workflow, rewards=(reward,)))
 
 
-def pays_nobody() -> World:
+def pays_nobody() -> Environment:
     return pays_only()
 
 
-def pays_one_role() -> World:
+def pays_one_role() -> Environment:
     return pays_only("speller")
 
 
-def unbounded_reward() -> World:
+def unbounded_reward() -> Environment:
     return team(parse=anything, extra=(absolute(lambda call, path: len(call.text), ("speller",), "length"),))
 
 
-def order_dependent_draw() -> World:
+def order_dependent_draw() -> Environment:
     dice = random.Random(0)
     return team(draw=lambda split, first, count: [task_of(split, number, dice) for number in range(first, first + count)])
 
 
-def idle_teacher() -> World:
+def idle_teacher() -> Environment:
     return team(script=lambda turn: "zzzzz" if turn.role.name == "speller" else "9")
 
 
-def pays_a_rivals_junk() -> World:
+def pays_a_rivals_junk() -> Environment:
     return duel(empty_wins=True)
 
 
-def unwritable_picture() -> World:
+def unwritable_picture() -> Environment:
     def picture(fields):
         raise TypeError("picture returned 3; it must return a list of lines of text, or None")
 
     return dataclasses.replace(team(), picture=picture)
 
 
-def unwritable_task() -> World:
+def unwritable_task() -> Environment:
     def told(split, first, count):
         return [dataclasses.replace(t, fields={**t.fields, "map": float("inf")}) for t in draw(split, first, count)]
 
@@ -213,7 +213,7 @@ def unwritable_task() -> World:
 # --- pay and the number of turns -------------------------------------------------------------------------------------------------------
 
 
-def rounds(pay: str = "result", parse=word, at_most: int = 3, last: float = 1.0) -> World:
+def rounds(pay: str = "result", parse=word, at_most: int = 3, last: float = 1.0) -> Environment:
     """The speller writes until the checker says "1" or the rounds are over; the score is that of the last word, of a late one `last` of it.
 
     `pay`: "result", the last word's letters, once; "every round" pays each word; "improved" what each word improved on the one before;
@@ -242,7 +242,7 @@ def rounds(pay: str = "result", parse=word, at_most: int = 3, last: float = 1.0)
     def script(turn):
         return turn.fields["word"][::-1] if turn.role.name == "speller" else str(int(turn.fields["said"] == turn.fields["answer"]))
 
-    return World(workflow, draw, "right", PlainText(tokenizer, tokenizer.stop_ids), script, guess)
+    return Environment(workflow, draw, "right", PlainText(tokenizer, tokenizer.stop_ids), script, guess)
 
 
 def accepted(count: str) -> bool:

@@ -82,9 +82,9 @@ def test_check_names_the_roles_that_no_reward_ever_pays(reports):
 
 def test_check_counts_the_words_that_the_vocabulary_lacks():
     tokenizer = train_pieces(("Backwards:", "How", "many", "letters?", "none"))
-    world = dataclasses.replace(faulty_games.team(), speech=PlainText(tokenizer, tuple(tokenizer.ids_of(("none",)).tolist())))
-    words = [task.fields["word"] for task in world.tasks("train", 0, 2)]
-    (found,) = check(world, names=("budgets",), tasks=2, plays=2, few=2)
+    environment = dataclasses.replace(faulty_games.team(), renderer=PlainText(tokenizer, tuple(tokenizer.ids_of(("none",)).tolist())))
+    words = [task.fields["word"] for task in environment.tasks("train", 0, 2)]
+    (found,) = check(environment, names=("budgets",), tasks=2, plays=2, few=2)
     assert "speller's prompts hold 2 words that the vocabulary lacks" in found.evidence
     assert all(repr(word) in found.evidence for word in words)
     (sound,) = check(faulty_games.team(), names=("budgets",), tasks=2, plays=2, few=2)
@@ -115,20 +115,20 @@ def test_a_zero_sum_game_that_is_none_fails_and_sizes_out_of_range_are_refused()
 
 
 def test_junk_never_exceeds_a_roles_budget():
-    world = faulty_games.team()
-    for says in battery(world.speech).values():
-        plays = Subject(world).play(world.tasks("train", 0, 1), says)
+    environment = faulty_games.team()
+    for says in battery(environment.renderer).values():
+        plays = Subject(environment).play(environment.tasks("train", 0, 1), says)
         calls = [call for one in plays for path in one.trajectories for call in path.calls]
-        assert all(len(call.text.encode()) < world.workflow.roles[call.role].max_tokens * 3 for call in calls)
+        assert all(len(call.text.encode()) < environment.workflow.roles[call.role].max_tokens * 3 for call in calls)
 
 
 def test_junk_of_ids_is_heard_within_a_roles_budget():
-    world = hosted(make_game("sokoban"), jax.random.key(0))  # its prompts are longer than its responses
-    for name, says in battery(world.speech).items():
-        (episode,) = Subject(world).play(world.tasks("train", 0, 1), says)
+    environment = hosted(make_game("sokoban"), jax.random.key(0))  # its prompts are longer than its responses
+    for name, says in battery(environment.renderer).items():
+        (episode,) = Subject(environment).play(environment.tasks("train", 0, 1), says)
         assert not episode.aborted, name
         calls = episode.trajectories[0].calls
-        assert all(0 < call.tokens.size <= world.workflow.roles[call.role].max_tokens < len(call.prompt_ids) for call in calls), name
+        assert all(0 < call.tokens.size <= environment.workflow.roles[call.role].max_tokens < len(call.prompt_ids) for call in calls), name
 
 
 def test_a_hidden_value_that_all_tasks_share_tells_no_task():
@@ -143,8 +143,8 @@ def test_a_fault_that_stops_several_checks_is_told_once():
     def broken(turn):
         raise KeyError(f"no hint for task {turn.seed[1]}, asked in request {turn.seed[3]}")
 
-    world = dataclasses.replace(make_game("notes"), script=broken)
-    found = check(world, tasks=2, plays=2, few=2, held_out=2)
+    environment = dataclasses.replace(make_game("notes"), script=broken)
+    found = check(environment, tasks=2, plays=2, few=2, held_out=2)
     failing = [one for one in found if one.status == "fail"]
     assert len(failing) > 3
     assert len({one.evidence for one in failing}) == 1

@@ -55,25 +55,25 @@ def test_a_profile_tells_the_reward_of_the_recipe(rewards, means):
 
 
 def test_a_list_of_tasks_is_played_again_and_again_and_only_in_training(tmp_path):
-    world, path = faulty_games.team(), tmp_path / "tasks.json"
+    environment, path = faulty_games.team(), tmp_path / "tasks.json"
     path.write_text(json.dumps({"tasks": [5, 9]}))
-    few = _listed(world, str(path))
-    all_ = world.tasks("train", 0, 12)
+    few = _listed(environment, str(path))
+    all_ = environment.tasks("train", 0, 12)
     found = few.tasks("train", 2, 3)
     assert [task.number for task in found] == [2, 3, 4]
     assert [task.fields for task in found] == [all_[5].fields, all_[9].fields, all_[5].fields]
-    assert few.tasks("test", 0, 2) == world.tasks("test", 0, 2)
-    assert _listed(world, None) is world
+    assert few.tasks("test", 0, 2) == environment.tasks("test", 0, 2)
+    assert _listed(environment, None) is environment
     path.write_text('{"tasks": []}')
     with pytest.raises(ConfigError, match="make it with marl_llm profile"):
-        _listed(world, str(path))
+        _listed(environment, str(path))
 
 
 def test_rescore_shows_which_calls_other_rewards_would_pay_otherwise():
-    world = faulty_games.team()
-    (episode,) = Subject(world).play(world.tasks("train", 0, 1), world.script)
+    environment = faulty_games.team()
+    (episode,) = Subject(environment).play(environment.tasks("train", 0, 1), environment.script)
     (path,) = episode.trajectories
-    same, other = rescore._calls(world, path), rescore._calls(faulty_games.unbounded_reward(), path)
+    same, other = rescore._calls(environment, path), rescore._calls(faulty_games.unbounded_reward(), path)
     assert [call["stored"] for call in same] == [call["now"] for call in same]
     assert other[0]["now"] == other[0]["stored"] + len(path.calls[0].text)
     text = rescore.table([{"calls": other}], {"aborted": 2, "tree": 0})

@@ -9,9 +9,9 @@ from marl_llm.checking import check, prolonging, report_text
 from marl_llm.cli import check as command
 
 
-def found(world, **recipe):
+def found(environment, **recipe):
     given = {"recipe": make_recipe("grpo", rewards="mixed", **recipe)} if recipe else {}
-    (one,) = check(world, names=("turns",), tasks=2, plays=2, few=2, **given)
+    (one,) = check(environment, names=("turns",), tasks=2, plays=2, few=2, **given)
     return one
 
 
@@ -66,14 +66,14 @@ def test_a_reward_that_itself_grows_with_the_turns_warns_with_every_return_and_n
 
 
 def test_a_scripted_player_that_cannot_go_on_after_junk_is_no_fault():
-    world = faulty_games.rounds("every round")
+    environment = faulty_games.rounds("every round")
 
     def script(turn):
         if turn.turn:
             raise KeyError("no second round")
-        return world.script(turn)
+        return environment.script(turn)
 
-    one = found(faulty_games.dataclasses.replace(world, script=script), returns="trajectory")
+    one = found(faulty_games.dataclasses.replace(environment, script=script), returns="trajectory")
     assert one.status == "pass"
 
 
@@ -91,8 +91,8 @@ def test_a_workflow_without_a_loop_is_not_played():
 
 def test_a_config_is_checked_with_its_own_recipe(monkeypatch):
     seen = {}
-    monkeypatch.setattr(checking, "check", lambda world, **options: seen.update(options) or [])
-    monkeypatch.setattr(checking, "first_prompts", lambda world: {})
-    monkeypatch.setattr(command, "cost_of", lambda world, plan, config: {})
+    monkeypatch.setattr(checking, "check", lambda environment, **options: seen.update(options) or [])
+    monkeypatch.setattr(checking, "first_prompts", lambda environment: {})
+    monkeypatch.setattr(command, "cost_of", lambda environment, plan, config: {})
     command.examine("experiments/configs/notes.py", command.parser().parse_args(["experiments/configs/notes.py"]))
     assert (seen["recipe"].name, seen["recipe"].returns) == ("magrpo", "to_go")

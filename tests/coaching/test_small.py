@@ -40,15 +40,15 @@ def test_agreement_is_told_for_all_and_by_role_with_missing_scores_counted_apart
 
 
 def test_every_score_is_said_to_the_next_quarter_in_the_form_that_every_coach_answers():
-    speech = small.speech_for(["a x", "b y"])
+    renderer = small.renderer_for(["a x", "b y"])
     for value in np.linspace(0, 10, 81):
         text = small.answer_of(value)
         assert abs(read_answer(text).value - value) <= small.STEP / 2
-        ids = [*speech.tokenizer.encode(text), *speech.stop_ids]
+        ids = [*renderer.tokenizer.encode(text), *renderer.stop_ids]
         assert len(ids) == small.MAX_REPLY
-        assert speech.tokenizer.decode(ids[:-1]) == text
+        assert renderer.tokenizer.decode(ids[:-1]) == text
     with pytest.raises(WorkflowError, match="different words: a small coach reads 4096"):
-        small.speech_for([" ".join(map(str, range(5000)))])
+        small.renderer_for([" ".join(map(str, range(5000)))])
 
 
 @pytest.mark.parametrize("when", ["action", "end"])
@@ -82,7 +82,7 @@ def test_a_small_coach_that_is_none_or_of_another_rubric_or_agrees_too_little_ma
 
     assert read()["max_prompt"] == 8
     refused = [
-        (dict(guide="v0"), "learned 'v0'; this world's rubric is 'v1'"),
+        (dict(guide="v0"), "learned 'v0'; this environment's rubric is 'v1'"),
         (dict(unseen={}), "measured on no team that it never saw"),
         (dict(max_prompt="long"), "is no small coach"),
         (dict(max_prompt=float("inf")), "is no small coach .*a number that is not finite"),

@@ -68,7 +68,8 @@ UNTRAINED = {"x": habits("c", 0), "y": habits("b", 1, echo=False)}
 
 def page_of(team, tasks=4):
     """The page that `experiments.train` ends with."""
-    plan = types.SimpleNamespace(assignment=team.assignment, played=types.SimpleNamespace(floor={}), shapes=dict.fromkeys("xy", SHAPE))
+    played = types.SimpleNamespace(random_player={})
+    plan = types.SimpleNamespace(assignment=team.assignment, played=played, shapes=dict.fromkeys("xy", SHAPE))
     page, records = measure(team, tables(plan), "test", tasks)
     return {name: one["success"] for name, one in (page | page.pop("pairs")).items()}, records
 

@@ -34,7 +34,7 @@ REFUSED = [
     (dict(kind="served", url="http://127.0.0.1:1", served_as="a", backward="1,1", when="action"), "set config.coach.when=end"),
     (dict(kind="served", url="http://127.0.0.1:1", served_as="a", backward="1,1", study="noisy:1"), "neither a tree of samples nor"),
     (dict(kind="ensemble", members="rubric; rubric", backward="1,1"), "a coach of kind 'ensemble' cannot go backwards"),
-    (dict(kind="rubric", corrections=0.3), "the guide of world 'echo' has no better, which a rubric needs"),
+    (dict(kind="rubric", corrections=0.3), "the guide of environment 'echo' has no better, which a rubric needs"),
     (dict(kind="served", url="http://127.0.0.1:1", served_as="a", corrections=0.0), "corrections=0.0 must be above 0"),
     (dict(kind="ensemble", members="rubric; rubric", corrections=0.3), "a coach of kind 'ensemble' says scores alone"),
     (dict(kind="served", url="http://a", served_as="a", study="permuted", corrections=0.3), "what another should have said"),
@@ -62,7 +62,7 @@ def test_a_coach_is_refused_where_nobody_reads_its_scores_or_there_is_nothing_to
         resolve(other)
     strategic = base_config("t", "chain_maths", "mappa")
     strategic.coach.kind, strategic.game.phase_at = "rubric", 0.8
-    with pytest.raises(ConfigError, match="config.coach.history is not set, and the rubric of this world reads it"):
+    with pytest.raises(ConfigError, match="config.coach.history is not set, and the rubric of this environment reads it"):
         resolve(strategic)
     strategic.coach.history = 5
     with resolve(strategic) as plan:

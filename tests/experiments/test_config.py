@@ -643,7 +643,7 @@ def test_a_run_of_an_earlier_version_is_not_continued(tmp_path, config):
     path = tmp_path / "run" / "config.json"
     record = json.loads(path.read_text())
     del record["layout"]
-    record["config"]["world"] = record["config"].pop("game")
+    record["config"]["environment"] = record["config"].pop("game")
     path.write_text(json.dumps(record | {"commit": "abc1234+changes"}))
     for read in (workdir.read_config, lambda where: opened(where, config)):
         with pytest.raises(ConfigError, match="written by an earlier version.*cannot be continued.*git checkout abc1234, or") as error:
@@ -809,4 +809,4 @@ def test_a_team_of_checkpoints_takes_one_cpu_device_unless_told(monkeypatch, con
 def test_a_users_own_workflow_takes_all_devices_as_one_of_the_library_does(name, is_one, monkeypatch):
     monkeypatch.chdir(ROOT)
     config = types.SimpleNamespace(game=config_dict.ConfigDict({"name": name}))
-    assert building.is_world(config, None) == is_one
+    assert building.is_environment(config, None) == is_one

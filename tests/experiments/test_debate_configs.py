@@ -1,4 +1,4 @@
-"""Configs of code and maths: every variant is made of known keys, and `:full` has the paper's constants on worlds of files."""
+"""Configs of code and maths: every variant is made of known keys, and `:full` has the paper's constants on environments of files."""
 
 import importlib
 

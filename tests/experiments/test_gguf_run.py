@@ -31,7 +31,7 @@ SMALL = (
     "evaluation.every=9", "checkpoint.every=1", "devices=1",
 )  # fmt: skip
 TEAM = """
-from marl_llm.workflows import Role, Task, Workflow, World, plain, together
+from marl_llm.workflows import Role, Task, Workflow, Environment, plain, together
 from marl_llm.workflows.rewards import broadcast
 from marl_llm.workflows.splits import listed_tasks
 
@@ -41,11 +41,11 @@ def share(path):
     return sum("!" <= letter <= "O" for letter in said) / max(1, len(said))
 
 
-def low() -> World:
+def low() -> Environment:
     roles = [Role(name, "{word}", plain(name), {name: ""}, max_prompt=300, max_tokens=8) for name in "ab"]
     team = Workflow("low", together(*roles), ("word",), rewards=(broadcast(share),), metrics={"share": share})
     tasks = {split: [Task(n, {"word": f"{split} {n}"}, {}, split) for n in range(4)] for split in ("train", "validation", "test")}
-    return World(team, listed_tasks(tasks), "share")
+    return Environment(team, listed_tasks(tasks), "share")
 """
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHATML = (

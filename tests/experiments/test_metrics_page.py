@@ -34,11 +34,11 @@ def undocumented(keys) -> set[str]:
 
 @pytest.mark.parametrize("game", ["notes", "fact_parallel"])
 def test_every_figure_of_a_hosted_step_has_a_row(game):
-    with make_game(game) as world:
-        roles = world.workflow.roles
-        assignment = Assignment(dict.fromkeys(roles, "player"), {"player": Scripted(world.script)})
-        with Controller(world.workflow, assignment, None, {"player": world.speech}) as controller:
-            rollout = controller.play(world.tasks("train", 0, 2))
+    with make_game(game) as environment:
+        roles = environment.workflow.roles
+        assignment = Assignment(dict.fromkeys(roles, "player"), {"player": Scripted(environment.script)})
+        with Controller(environment.workflow, assignment, None, {"player": environment.renderer}) as controller:
+            rollout = controller.play(environment.tasks("train", 0, 2))
         figures = rollout_metrics(rollout, sample_table(rollout, training=()))
     assert undocumented(figures.keys() - {"aborted_share"}) == set()  # the run writes that one as `aborted`
     assert undocumented(["role/a/unheard_of", "model/b/loss/c", "unheard_of"]) == {"role/a/unheard_of", "model/b/loss/c", "unheard_of"}

@@ -42,7 +42,7 @@ ROLES = {
 def config_of(file, variant=""):
     """The config of a file, with as few facts as there can be."""
     config = importlib.import_module(f"experiments.configs.{file}").get_config(variant)
-    if "worlds" in config.game:
+    if "environments" in config.game:
         config.game.worlds = 1
     return config
 
@@ -157,7 +157,7 @@ def test_a_full_config_without_files_or_checkpoint_is_told(files):
     with pytest.raises(ConfigError, match="index must name a retriever"):
         resolve(of([]))
     given = files["search_parallel"]
-    with pytest.raises(ConfigError, match="config.models.decompose: this world has no vocabulary of its own; set path to a Hugging Face"):
+    with pytest.raises(ConfigError, match="config.models.decompose: this environment has no vocabulary of its own; set path to a"):
         resolve(of(given[:-1]))
     with pytest.raises(ConfigError, match=r"config\.models\.decompose\.path='/nowhere': .*no such directory. Only local"):
         resolve(of([*given[:-1], "--config.model.path=/nowhere"]))
@@ -172,7 +172,7 @@ def test_flags_reach_world_recipe_and_optimizer(capsys):
     config = read_flags(one, "--config.game.worlds=1", "--config.assignment=shared", "--config.recipe.group_size=3")
     plan = resolve(config)
     assert (plan.recipe.group_size, plan.assignment.trained, set(plan.assignment.roles.values())) == (3, ("shared",), {"shared"})
-    for flag, meant in (("game.wrlds=1", "'worlds'?"), ("rollout.task=1", "'tasks'?"), ("modle.preset=x", "'model'?")):
+    for flag, meant in (("game.wrlds=1", "'environments'?"), ("rollout.task=1", "'tasks'?"), ("modle.preset=x", "'model'?")):
         with pytest.raises(SystemExit):
             read_flags(one, f"--config.{flag}")
         assert meant in capsys.readouterr().err
@@ -463,4 +463,4 @@ def test_a_world_without_a_script_has_nobody_to_imitate(files):
     refused(full("--config.sft.steps=3"), r"sft\.steps=3: question_extract has no scripted player to imitate")
     config = full()
     config.models.evidence = model_section(kind="scripted")
-    refused(config, r"config\.models\.evidence: the world has no scripted player")
+    refused(config, r"config\.models\.evidence: the environment has no scripted player")

@@ -54,7 +54,8 @@ def test_a_small_coach_learns_a_rubric_and_scores_in_a_run_through_the_path_of_e
     with resolve(own) as plan:
         coaching = make_coaching(own, plan)
         workflow = coaching.attach(plan.played.workflow)
-        rollout = played(types.SimpleNamespace(workflow=workflow, speech=plan.played.speech), plan.played.tasks("test", 0, 8), noise=0.5)
+        environment = types.SimpleNamespace(workflow=workflow, renderer=plan.played.renderer)
+        rollout = played(environment, plan.played.tasks("test", 0, 8), noise=0.5)
         said = {path.fields["said"]: score["coach"].value for path in rollout.trajectories for score in path.scores.values()}
         assert said == {"9": 10.0, "0": 4.0}
         assert coaching.metrics()["coach/calls"] == 8
@@ -77,7 +78,7 @@ def test_a_coach_that_agrees_too_little_is_told_why_where_it_is_trained_and_refu
         resolve(config(kind="small", path=str(options.out)))
 
 
-def played(world, tasks, noise):
+def played(environment, tasks, noise):
     digits = "0123456789"
 
     def wrong(turn):
@@ -86,7 +87,7 @@ def played(world, tasks, noise):
     def script(turn):
         return digits[(int(turn.fields["digit"]) + wrong(turn)) % 10]
 
-    with Controller(world.workflow, Assignment({"speaker": "s"}, {"s": Scripted(script)}), None, world.speech) as controller:
+    with Controller(environment.workflow, Assignment({"speaker": "s"}, {"s": Scripted(script)}), None, environment.renderer) as controller:
         return controller.play(tasks)
 
 

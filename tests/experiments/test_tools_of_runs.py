@@ -21,9 +21,9 @@ from marl_llm.workflows import tool
 CALLS = itertools.count()
 
 
-def asked(broken: bool = False) -> World:
+def asked(broken: bool = False) -> Environment:
     """`relay` with a look-up between its roles; every second fails if `broken`, and every fifth takes long if not."""
-    world = relay()
+    environment = relay()
 
     async def look(hint):
         number = next(CALLS)
@@ -33,8 +33,8 @@ def asked(broken: bool = False) -> World:
         return hint
 
     node = tool(look, "seen", name="look", timeout_s=20)
-    body = sequence(*world.workflow.body.parts[:1], node, *world.workflow.body.parts[1:])
-    return dataclasses.replace(world, workflow=dataclasses.replace(world.workflow, body=body))
+    body = sequence(*environment.workflow.body.parts[:1], node, *environment.workflow.body.parts[1:])
+    return dataclasses.replace(environment, workflow=dataclasses.replace(environment.workflow, body=body))
 '''
 
 

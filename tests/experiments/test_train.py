@@ -22,7 +22,7 @@ from marl_llm.reporting import read_metrics
 from marl_llm.runs import loop, measuring, run_files, train_run, workdir
 from marl_llm.runs.base import base_config
 from marl_llm.runs.command import ConfigError, TrainingError, told
-from marl_llm.training import CheckpointError, Policy, make_mesh
+from marl_llm.training import CheckpointError, TrainState, make_mesh
 from marl_llm.workflows import RolloutError, WorkflowError
 
 GOOD = {"loss": 0.1, "grad_norm": 1.0, "log_prob_gap": 1e-6, "log_prob_gap_bound": 1e-4,
@@ -53,7 +53,7 @@ class FakeTeam:
     def __init__(self, plan, figures_of):
         self.assignment, self.mesh, self.trained = plan.assignment, make_mesh(2), plan.assignment.trained
         self.calls, self.figures_of, self.log = itertools.count(1), figures_of, []
-        self.now = {name: Policy({"w": jnp.zeros((3,))}, {"moment": jnp.zeros((3,))}) for name in self.trained}
+        self.now = {name: TrainState({"w": jnp.zeros((3,))}, {"moment": jnp.zeros((3,))}) for name in self.trained}
 
     def norm(self):
         return 0.0  # one process compares with nobody
@@ -104,7 +104,7 @@ class FakeTeam:
 
     def learn(self, batch, rate, critic_rate=None):
         self.log.append(("learn", batch.step, rate))
-        self.now = {name: Policy({"w": p.params["w"] + 1}, p.optimizer) for name, p in self.now.items()}
+        self.now = {name: TrainState({"w": p.params["w"] + 1}, p.optimizer) for name, p in self.now.items()}
         call = next(self.calls)
         return {name: GOOD | self.figures_of(name, call) for name in self.trained}
 

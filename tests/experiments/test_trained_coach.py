@@ -29,13 +29,13 @@ def odd(path):
     return float(int(path.calls[0].tokens[0]) % 2)
 
 
-def by_chance() -> "World":
+def by_chance() -> "Environment":
     import dataclasses
 
-    world = echo()
+    environment = echo()
     brief = lambda view: f"speaker reads x says {'x' if int(view.call.tokens[0]) % 2 else 'y'}"
-    workflow = dataclasses.replace(world.workflow, metrics={"right": odd})
-    return dataclasses.replace(world, workflow=workflow, guide=dataclasses.replace(world.guide, brief=brief))
+    workflow = dataclasses.replace(environment.workflow, metrics={"right": odd})
+    return dataclasses.replace(environment, workflow=workflow, guide=dataclasses.replace(environment.guide, brief=brief))
 '''
 
 
@@ -77,7 +77,7 @@ def test_a_coach_that_says_ten_to_everything_is_paid_nothing_and_learns_to_tell_
     with resolve(own) as plan:
         coaching = make_coaching(own, plan)
         workflow, players = coaching.attach(plan.played.workflow), Assignment({"speaker": "s"}, {"s": Scripted(script)})
-        with Controller(workflow, players, None, plan.played.speech) as controller:
+        with Controller(workflow, players, None, plan.played.renderer) as controller:
             found, said = [], []
             for step in range(40):
                 rollout = controller.play(plan.played.tasks("train", 2 * step, 2), step, plays=8)  # one shape of rows
@@ -105,10 +105,10 @@ def rollout_without_pairs(rollout):
 
 def test_a_run_keeps_its_coach_in_checkpoints_and_goes_on_with_it(tens, tmp_path, monkeypatch):
     monkeypatch.setattr("marl_llm.viewing.write_report", lambda path: path)  # other runs draw it
-    (tmp_path / "world.py").write_text(OWN.read_text() + PARITY)
+    (tmp_path / "environment.py").write_text(OWN.read_text() + PARITY)
 
     def make(steps):
-        return config(f"{tmp_path / 'world.py'}:by_chance", kind="small", path=str(tens), learn=0.005)
+        return config(f"{tmp_path / 'environment.py'}:by_chance", kind="small", path=str(tens), learn=0.005)
 
     for name, stops in (("whole", (3,)), ("resumed", (1, 3))):
         for steps in stops:

@@ -14,10 +14,10 @@ __all__ = ["SPEECH", "Says", "pay", "pinned", "played", "scores"]
 PROMPTS = pathlib.Path(__file__).parents[1] / "data" / "prompts"
 
 
-def played(team, tasks, script, speech=None):
+def played(team, tasks, script, renderer=None):
     """The tasks played by one script in every role."""
     assignment = Assignment(dict.fromkeys(team.roles, "t"), {"t": Scripted(script)})
-    with Controller(team, assignment, None, speech or {}) as controller:
+    with Controller(team, assignment, None, renderer or {}) as controller:
         return controller.play(tasks)
 
 

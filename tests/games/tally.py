@@ -29,7 +29,7 @@ class Tally:
 
     name: ClassVar[str] = "tally"
     device: ClassVar[bool] = True
-    floor: ClassVar[dict[str, float]] = {}
+    random_player: ClassVar[dict[str, float]] = {}
     roles = (GameRole("cy", 5, 2), GameRole("bob", 5, 3), GameRole("ann", 5, 1))  # on purpose not in the order of speaking
     stages = (("ann", "bob"), ("cy",))
     max_turns = 3

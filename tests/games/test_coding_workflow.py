@@ -12,7 +12,7 @@ from marl_llm.data_files import DataError, read_rows
 from marl_llm.games.coding import (
     coding_roles,
     function_player,
-    function_speech,
+    function_renderer,
     function_task,
     function_tokenizer,
     hide_fields,
@@ -50,7 +50,7 @@ def quickly(code, function, tests):
 
 def scripted(player, roles=None, verify=quickly, **options):
     team = mini_plan_code_verify_reflect(verify, roles, **options)
-    return Controller(team, Assignment(dict.fromkeys(team.roles, "t"), {"t": Scripted(player)}), None, function_speech())
+    return Controller(team, Assignment(dict.fromkeys(team.roles, "t"), {"t": Scripted(player)}), None, function_renderer())
 
 
 def test_the_teacher_without_noise_solves_everything_and_speaks_the_vocabulary():
@@ -80,10 +80,10 @@ def test_reflection_earns_its_place_with_the_teacher():
     tasks = [task for task in (function_task("validation", 1, n) for n in range(150)) if "gap" in task.fields["problem"]]
     team = mini_plan_code_verify_reflect(quickly)
     solved = []
-    for advise in (function_player(), lambda turn: "none"):
-        models = {"t": Scripted(function_player()), "r": Scripted(advise)}
+    for compute_advantages in (function_player(), lambda turn: "none"):
+        models = {"t": Scripted(function_player()), "r": Scripted(compute_advantages)}
         assignment = Assignment({"planner": "t", "coder": "t", "reflector": "r"}, models)
-        with Controller(team, assignment, None, function_speech()) as controller:
+        with Controller(team, assignment, None, function_renderer()) as controller:
             solved.append(np.mean(team_metrics(controller.play(tasks))["all_passed"]))
     assert solved[0] == 1.0
     assert solved[1] < 0.95

@@ -209,7 +209,7 @@ def test_a_whole_play_with_pandas_from_the_files_to_the_grade(tmp_path):
     more = "".join(MANIFEST.split("\n")[1 + (i % 2)].replace(",", f"{2 + i // 2},", 1) + "\n" for i in range(6))
     (tmp_path / "reviewed.csv").write_text(MANIFEST + more)
     options = dict(folder=str(tmp_path), manifest=str(tmp_path / "reviewed.csv"))
-    world = make_game("data_pipeline", **options)
+    environment = make_game("data_pipeline", **options)
     seen = []
 
     def play(turn):
@@ -218,9 +218,9 @@ def test_a_whole_play_with_pandas_from_the_files_to_the_grade(tmp_path):
         seen.append(turn.messages[-1].content)
         return f"I do my part.\n```python\n{PROGRAMS[turn.role.name]}\n```"
 
-    cast = Assignment(dict.fromkeys(world.workflow.roles, "script"), {"script": Scripted(play)})
-    with Controller(world.workflow, cast, None, {}) as controller:
-        rollout = controller.play(world.tasks("test", 0, 2), 0)
+    cast = Assignment(dict.fromkeys(environment.workflow.roles, "script"), {"script": Scripted(play)})
+    with Controller(environment.workflow, cast, None, {}) as controller:
+        rollout = controller.play(environment.tasks("test", 0, 2), 0)
     found = team_metrics(rollout)
     assert found["success"] == [1.0, 1.0], [episode.trajectories[0].fields["printed"] for episode in rollout.episodes]
     assert found["raw_rmse"][0] < 0.01
@@ -230,7 +230,7 @@ def test_a_whole_play_with_pandas_from_the_files_to_the_grade(tmp_path):
     write_trajectories(tmp_path / "run", rollout)
     (line, _) = read_trajectories(tmp_path / "run")
     assert set(line["task"]["hidden"]["answers"]) == {"answers_sha256", "rows"}
-    assert world.guide.rubric is None
+    assert environment.guide.rubric is None
     assert REQUIRED["modeler"] == ("model.pkl",)
     with pytest.raises(DataError, match="'prices3' of train.jsonl.* is, or has the table of, task 'prices3' of train.jsonl"):
         make_game("data_pipeline", **options, test="train.jsonl")

@@ -168,9 +168,9 @@ def test_settings_are_values_and_nothing_that_runs():
 
 
 def test_no_question_is_in_two_splits_and_a_task_is_the_same_at_every_call():
-    with make_game("reasoning_gym", settings="most=12") as world:
-        drawn = {split: {task.fields["question"] for task in world.tasks(split, 0, 60)} for split in SHARES}
-        assert world.tasks("test", 3, 2) == world.tasks("test", 0, 8)[3:5]
+    with make_game("reasoning_gym", settings="most=12") as environment:
+        drawn = {split: {task.fields["question"] for task in environment.tasks(split, 0, 60)} for split in SHARES}
+        assert environment.tasks("test", 3, 2) == environment.tasks("test", 0, 8)[3:5]
     assert all(len(questions) > 5 for questions in drawn.values())
     assert sum(map(len, drawn.values())) == len(set().union(*drawn.values()))
 
@@ -321,26 +321,26 @@ def test_a_sentence_without_a_number_breaks_the_format(said):
 
 
 def test_a_generator_without_answers_has_no_teacher():
-    with make_game("reasoning_gym", dataset="boxnet") as world:
-        assert (world.script, world.floor) == (None, None)
+    with make_game("reasoning_gym", dataset="boxnet") as environment:
+        assert (environment.script, environment.random_player) == (None, None)
 
 
 def test_a_pair_passes_the_checks_of_games():
     names = ("secrets", "junk", "bounds")
-    with make_game("reasoning_gym", slip=0.1, agents="pair", form="plain", max_tokens=8) as world:
-        findings = check(world, names=names, tasks=4, plays=2, few=2)
+    with make_game("reasoning_gym", slip=0.1, agents="pair", form="plain", max_tokens=8) as environment:
+        findings = check(environment, names=names, tasks=4, plays=2, few=2)
     assert [finding for finding in findings if finding.status != "pass"] == []
 
 
 @pytest.mark.parametrize(("draft", "answer"), [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (0.0, 0.0)])
 def test_a_solver_is_paid_its_own_answer_a_verifier_what_it_improved_and_both_the_end(draft, answer):
-    with make_game("reasoning_gym", agents="pair", form="plain", max_tokens=8) as world:
+    with make_game("reasoning_gym", agents="pair", form="plain", max_tokens=8) as environment:
         right = {"solver": draft, "verifier": answer}
 
         def says(turn):
             return turn.fields["target"] if right[turn.role.name] else "none"
 
-        rollout = played(world.workflow, world.tasks("train", 0, 2), says)
+        rollout = played(environment.workflow, environment.tasks("train", 0, 2), says)
         paid = {row.call.role: dict(row.components) for row in sample_table(rollout, training=()).samples}
         assert paid["solver"] == {"score": answer, "format": 0.0, "own": draft}
         assert paid["verifier"] == {"score": answer, "format": 0.0, "improved": answer - draft}
@@ -391,12 +391,12 @@ def test_pay_of_a_seat_lies_between_minus_one_and_one():
 
 def test_each_seats_result_and_invalid_moves_are_its_own():
     """Seat 1 breaks the rules twice and loses; what seat 0 is paid and told is not what seat 1 is."""
-    with make_game("textarena", max_tokens=16, max_prompt=256, moves=4) as world:
+    with make_game("textarena", max_tokens=16, max_prompt=256, moves=4) as environment:
         said = {"player_0": "[run]", "player_1": "nonsense"}
-        rollout = played(world.workflow, world.tasks("train", 0, 4), lambda turn: said[turn.role.name], world.speech)
+        rollout = played(environment.workflow, environment.tasks("train", 0, 4), lambda turn: said[turn.role.name], environment.renderer)
         for path in rollout.trajectories:
             first, second = path.fields["paid"]
-            found = {name: metric(path) for name, metric in world.workflow.metrics.items()}
+            found = {name: metric(path) for name, metric in environment.workflow.metrics.items()}
             assert (found["result_player_0"], found["result_player_1"]) == (first, second)
             invalid = tuple(path.fields["invalid"])
             assert (found["invalid_player_0"], found["invalid_player_1"]) == (invalid.count(0), invalid.count(1))
@@ -418,9 +418,9 @@ def test_the_move_is_the_response_or_its_last_brackets():
 
 def test_deals_of_two_splits_differ_and_seats_are_paid_their_own_result():
     names = ("forks", "secrets", "bounds")
-    with make_game("textarena", max_tokens=16, max_prompt=256, moves=4) as world:
-        deals = {split: {task.hidden["deal"] for task in world.tasks(split, 0, 50)} for split in SHARES}
-        assert [finding for finding in check(world, names=names, tasks=4, plays=2, few=2) if finding.status != "pass"] == []
+    with make_game("textarena", max_tokens=16, max_prompt=256, moves=4) as environment:
+        deals = {split: {task.hidden["deal"] for task in environment.tasks(split, 0, 50)} for split in SHARES}
+        assert [finding for finding in check(environment, names=names, tasks=4, plays=2, few=2) if finding.status != "pass"] == []
     assert {split: {deal % 10 for deal in found} for split, found in deals.items()} == {
         split: set(textarena.SPLITS[split]) for split in SHARES
     }

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_llm.games.descriptions import MODULES, SHARES, description_tasks, descriptions
+from marl_llm.games.writing.environments import writing
 from marl_llm.games.writing.graded import Graded
-from marl_llm.games.writing.worlds import writing
 from marl_llm.workflows import Controller, Scripted, WorkflowError, shared
 from marl_llm.workflows.assignment import Assignment
 from marl_llm.workflows.metrics import rollout_metrics
@@ -91,17 +91,17 @@ def test_every_module_is_there():
 
 
 def test_the_world_has_these_tasks_and_figures():
-    world = writing(task="descriptions", constants="graded", max_prompt=208, max_tokens=48)
-    (one,) = world.tasks("test", 0, 1)
+    environment = writing(task="descriptions", constants="graded", max_prompt=208, max_tokens=48)
+    (one,) = environment.tasks("test", 0, 1)
     said = {"first": FIRST, "second": SECOND}
-    assignment = Assignment(dict.fromkeys(world.workflow.roles, "p"), {"p": Scripted(lambda turn: said[turn.role.name])})
-    with Controller(world.workflow, assignment, None, {}) as controller:
+    assignment = Assignment(dict.fromkeys(environment.workflow.roles, "p"), {"p": Scripted(lambda turn: said[turn.role.name])})
+    with Controller(environment.workflow, assignment, None, {}) as controller:
         rollout = controller.play([one])
     figures = rollout_metrics(rollout, sample_table(rollout, training=()))
     assert 0.0 <= figures["team/return"] <= 1.0
     assert {"team/first_share", "team/second_share", "team/brevity_share", "team/detail_share"} <= set(figures)
     assert figures["team/brevity_share"] in (0.0, 1.0)
-    assert shared(world.workflow).roles == {"first": "policy", "second": "policy"}
+    assert shared(environment.workflow).roles == {"first": "policy", "second": "policy"}
 
 
 @pytest.mark.parametrize(

@@ -96,8 +96,8 @@ def assert_same(game, rollout, played):
     return np.mean(equal)
 
 
-def scripted(world):
-    return Assignment(dict.fromkeys(world.workflow.roles, "script"), {"script": Scripted(world.script)})
+def scripted(environment):
+    return Assignment(dict.fromkeys(environment.workflow.roles, "script"), {"script": Scripted(environment.script)})
 
 
 @functools.cache
@@ -112,13 +112,13 @@ def played(name):
         return model_player(game, dict.fromkeys((r.name for r in game.roles), "policy"), {"policy": config}, models, 1.0)
 
     rollout, instances = compiled(game, player, trajectories=K)
-    world = hosted(game, KEY)
+    environment = hosted(game, KEY)
     sizes = EngineConfig(
         max_num_seqs=2 if name == "tally" else 1, prompt_tokens=16, response_tokens=4, decode_steps=4, admit=1, reuse=1000
     )  # few shapes
     with Engine({"policy": (config, params)}, jax.random.split(KEY)[1], sizes=sizes) as engine:
-        with Controller(world.workflow, shared(world.workflow), engine, world.speech) as controller:
-            return rollout, instances, controller.play(world.tasks("train", FIRST, E), STEP, K)
+        with Controller(environment.workflow, shared(environment.workflow), engine, environment.renderer) as controller:
+            return rollout, instances, controller.play(environment.tasks("train", FIRST, E), STEP, K)
 
 
 @pytest.mark.parametrize("name", GAMES)
@@ -130,9 +130,9 @@ def test_law_13_a_model_says_the_same_and_is_paid_the_same_compiled_and_hosted(n
 def test_law_13_the_scripted_player_says_the_same_compiled_and_hosted():
     game = GAMES["tally"]
     rollout, _ = compiled(game, lambda: scripted_player(game), trajectories=K)
-    world = hosted(game, KEY)
-    with Controller(world.workflow, scripted(world), None, world.speech) as controller:
-        assert assert_same(game, rollout, controller.play(world.tasks("train", FIRST, E), STEP, K)) == 1.0
+    environment = hosted(game, KEY)
+    with Controller(environment.workflow, scripted(environment), None, environment.renderer) as controller:
+        assert assert_same(game, rollout, controller.play(environment.tasks("train", FIRST, E), STEP, K)) == 1.0
 
 
 @pytest.mark.parametrize("name", GAMES | BOARDS)
@@ -140,10 +140,10 @@ def test_law_13_a_tree_has_the_same_candidates_and_goes_on_from_the_same(name):
     game = (GAMES | BOARDS)[name]
     pick = "random" if name == "plan_path" else "greedy"
     rollout, _ = compiled(game, lambda: scripted_player(game), branches=K, pick=pick)
-    world = hosted(game, KEY, tree=True)
-    branching, draw = dict.fromkeys(world.workflow.roles, K), pick_by_identity(jax.random.split(KEY)[1])
-    with Controller(world.workflow, scripted(world), None, world.speech, branching, pick=pick, draw=draw) as controller:
-        on_host = controller.play(world.tasks("train", FIRST, E), STEP)
+    environment = hosted(game, KEY, tree=True)
+    branching, draw = dict.fromkeys(environment.workflow.roles, K), pick_by_identity(jax.random.split(KEY)[1])
+    with Controller(environment.workflow, scripted(environment), None, environment.renderer, branching, pick=pick, draw=draw) as controller:
+        on_host = controller.play(environment.tasks("train", FIRST, E), STEP)
     found = {(s.instance, s.call.turn, s.call.role, s.call.choice): s for s in sample_table(on_host).samples if s.excluded != "aborted"}
     assert len(found) == K * sum(int(table.where.sum()) for table in rollout.tables.values())
     for role, table in rollout.tables.items():
@@ -173,9 +173,10 @@ def test_a_game_of_ones_own_is_a_game_and_holds_what_law_13_must_cover():
 def test_law_13_the_scripted_player_is_paid_the_same_in_text(game):
     rollouts = []
     for text in (None, TextBudget(2048, 64)):
-        world = hosted(game, KEY, text=text)
-        with Controller(world.workflow, scripted(world), None, world.speech or PlainText(ByteTokenizer(), (1,))) as controller:
-            rollouts.append(controller.play(world.tasks("train", FIRST, E), STEP))
+        environment = hosted(game, KEY, text=text)
+        renderer = environment.renderer or PlainText(ByteTokenizer(), (1,))
+        with Controller(environment.workflow, scripted(environment), None, renderer) as controller:
+            rollouts.append(controller.play(environment.tasks("train", FIRST, E), STEP))
     own, text = (hosted_columns(rollout) for rollout in rollouts)
     assert set(own) == set(text)
     for name, sample in own.items():
@@ -194,56 +195,56 @@ class Silent:
 def test_a_game_without_text_cannot_be_played_in_it_and_an_outside_model_needs_text():
     with pytest.raises(ValueError, match="tally cannot be played in text: it lacks the methods `text` and `read`"):
         hosted(GAMES["tally"], KEY, text=TextBudget())
-    world = hosted(GAMES["plan_path"], KEY)
-    outside = Assignment(dict.fromkeys(world.workflow.roles, "gpt"), {"gpt": Outside(Silent())})
+    environment = hosted(GAMES["plan_path"], KEY)
+    outside = Assignment(dict.fromkeys(environment.workflow.roles, "gpt"), {"gpt": Outside(Silent())})
     with pytest.raises(WorkflowError, match="role 'tool' reads and says ids, which an Outside model has none of; play the game in text"):
-        Controller(world.workflow, outside, None, {})
+        Controller(environment.workflow, outside, None, {})
 
 
 def test_law_9_an_instance_that_cannot_be_played_aborts_its_play_at_once():
-    world = hosted(GAMES["tally"], KEY)
-    aborted = [task for task in world.tasks("train", FIRST, E) if task.fields["task"]["goal"] < 0]
-    with Controller(world.workflow, scripted(world), None, world.speech) as controller:
+    environment = hosted(GAMES["tally"], KEY)
+    aborted = [task for task in environment.tasks("train", FIRST, E) if task.fields["task"]["goal"] < 0]
+    with Controller(environment.workflow, scripted(environment), None, environment.renderer) as controller:
         with pytest.raises(RolloutError, match="instance .* of split 'train' of tally cannot be played"):
             controller.play(aborted)
 
 
 def test_tasks_are_a_function_of_key_split_and_number():
     game = GAMES["tally"]
-    world, other = hosted(game, KEY), hosted(game, KEY, evaluation_key=jax.random.key(1))
-    many = world.tasks("train", 0, 12)
-    assert [task.fields for task in world.tasks("train", 4, 3)] == [task.fields for task in many[4:7]]
+    environment, other = hosted(game, KEY), hosted(game, KEY, evaluation_key=jax.random.key(1))
+    many = environment.tasks("train", 0, 12)
+    assert [task.fields for task in environment.tasks("train", 4, 3)] == [task.fields for task in many[4:7]]
     assert [task.fields for task in other.tasks("train", 0, 12)] == [task.fields for task in many]
-    tests = world.tasks("test", 0, 12)
+    tests = environment.tasks("test", 0, 12)
     assert [task.fields for task in tests] != [task.fields for task in many]
     assert [task.fields for task in other.tasks("test", 0, 12)] != [task.fields for task in tests]
     with pytest.raises(ValueError, match="unknown split 'dev'"):
-        world.tasks("dev", 0, 1)
+        environment.tasks("dev", 0, 1)
 
 
 def test_a_hosted_play_is_written_and_replays(tmp_path):
     _, _, rollout = played("tally")
-    world = hosted(GAMES["tally"], KEY)
+    environment = hosted(GAMES["tally"], KEY)
     write_trajectories(tmp_path, rollout)
     lines = read_trajectories(tmp_path)
     assert len(lines) == E * K
     line = next(line for line in lines if not line["aborted"] and len(line["events"]) > 4)
-    again = replay(line, world.workflow, rollout.assignment, world.speech, plays=K)
+    again = replay(line, environment.workflow, rollout.assignment, environment.renderer, plays=K)
     assert len(again.trajectories[0].events) == len(line["events"])
 
 
 def test_every_ids_that_a_policy_says_have_an_outcome():
     """No response is an exception: empty ones, none of the language, ids of padding."""
     game = GAMES["plan_path"]
-    world = hosted(game, KEY)
+    environment = hosted(game, KEY)
     rng = np.random.default_rng(0)
 
     def babble(turn):
         return tuple(rng.integers(0, game.tokenizer.vocab_size, rng.integers(0, 6)).tolist())
 
-    assignment = Assignment(dict.fromkeys(world.workflow.roles, "x"), {"x": Scripted(babble)})
-    with Controller(world.workflow, assignment, None, world.speech) as controller:
-        rollout = controller.play(world.tasks("train", 0, 16))
+    assignment = Assignment(dict.fromkeys(environment.workflow.roles, "x"), {"x": Scripted(babble)})
+    with Controller(environment.workflow, assignment, None, environment.renderer) as controller:
+        rollout = controller.play(environment.tasks("train", 0, 16))
     calls = [call for way in rollout.trajectories for call in way.calls]
     assert 0 < sum(not call.legal for call in calls) <= len(calls)
 

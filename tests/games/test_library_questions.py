@@ -14,16 +14,16 @@ from marl_llm.workflows.samples import sample_table
 
 
 @pytest.fixture(scope="module")
-def world():
+def environment():
     made = library_questions(top_k=2)
     yield made
     made.close()
 
 
-def played(world, task, query, answer):
+def played(environment, task, query, answer):
     said = {"searcher": query, "answerer": answer}
-    assignment = Assignment(dict.fromkeys(world.workflow.roles, "p"), {"p": Scripted(lambda turn: said[turn.role.name])})
-    with Controller(world.workflow, assignment, None, {}) as controller:
+    assignment = Assignment(dict.fromkeys(environment.workflow.roles, "p"), {"p": Scripted(lambda turn: said[turn.role.name])})
+    with Controller(environment.workflow, assignment, None, {}) as controller:
         rollout = controller.play([task])
     (path,) = rollout.episodes[0].trajectories
     return path, rollout_metrics(rollout, sample_table(rollout, training=()))
@@ -66,8 +66,8 @@ def test_a_name_is_a_module_and_what_is_in_it(name, parts):
     assert module_and_name(name) == parts
 
 
-def test_the_searcher_is_paid_for_the_rank_of_the_right_passage_and_both_for_the_name(world):
-    (task,) = world.tasks("test", 4, 1)
+def test_the_searcher_is_paid_for_the_rank_of_the_right_passage_and_both_for_the_name(environment):
+    (task,) = environment.tasks("test", 4, 1)
     right, full = task.fields["question"].split('"')[1], task.hidden["answers"][-1]
     last = full.rpartition(".")[2]
     for query, answer, found, name in (
@@ -76,10 +76,10 @@ def test_the_searcher_is_paid_for_the_rank_of_the_right_passage_and_both_for_the
         ("zebra", last, 0.0, 1.0),
         ("", last, 0.0, 1.0),
     ):
-        path, figures = played(world, task, query, answer)
+        path, figures = played(environment, task, query, answer)
         assert figures["team/name"] == pytest.approx(name)
         assert figures["team/found"] == found
-        paid = earned(world.workflow, path)
+        paid = earned(environment.workflow, path)
         by_role = {call.role: (paid[call.id].team, paid[call.id].local) for call in path.calls}
         assert by_role["searcher"] == pytest.approx((name, 0.5 * found))
         assert by_role["answerer"] == pytest.approx((name, 0.0))
@@ -101,17 +101,17 @@ def test_the_searcher_is_paid_for_the_rank_of_the_right_passage_and_both_for_the
         ("", 0.0),
     ],
 )
-def test_a_name_that_is_partly_right_earns_a_share(world, answer, share):
-    (task,) = world.tasks("test", 4, 1)
-    path, _ = played(world, task, "x", "y")
+def test_a_name_that_is_partly_right_earns_a_share(environment, answer, share):
+    (task,) = environment.tasks("test", 4, 1)
+    path, _ = played(environment, task, "x", "y")
     names = ("start_tls", "BaseEventLoop.start_tls", "asyncio.BaseEventLoop.start_tls")
     said = dataclasses.replace(path, fields={**path.fields, "answer": answer, "answers": names, "module": "asyncio"})
     assert name_share(said) == pytest.approx(share)
 
 
-def test_the_second_passage_earns_half(world):
-    (task,) = world.tasks("test", 4, 1)
-    path, _ = played(world, task, task.fields["question"].split('"')[1], "x")
+def test_the_second_passage_earns_half(environment):
+    (task,) = environment.tasks("test", 4, 1)
+    path, _ = played(environment, task, task.fields["question"].split('"')[1], "x")
     first, second = path.fields["passages"]
     assert first.startswith(task.hidden["sources"])
     swapped = dataclasses.replace(path, fields={**path.fields, "passages": (second, first)})

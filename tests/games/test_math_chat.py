@@ -7,7 +7,7 @@ import json
 
 import pytest
 from debates import SPEECH, Says, pinned, played, scores
-from text_world import whole_path  # adds the root to the path
+from text_environment import whole_path  # adds the root to the path
 
 from marl_llm.games import make_game
 from marl_llm.games.maths import ChatTools, chat_roles, load_competition, math_chat, understood_by
@@ -271,12 +271,12 @@ def test_no_problem_stands_in_two_splits_and_signs_tell_problems_apart(tmp_path)
     rows = [{"prompt": f"Find {n} + {n}.", "answer": n + n} for n in range(20)]
     train = write(tmp_path / "train.json", rows)
     test = write(tmp_path / "test.json", [{"prompt": "Find 3 - 3.", "answer": 0}])
-    with make_game("math_chat", train=str(train), test=str(test)) as world:
-        parts = {split: {task.fields["problem"] for task in world.tasks(split, 0, 40)} for split in ("train", "validation", "test")}
+    with make_game("math_chat", train=str(train), test=str(test)) as environment:
+        parts = {split: {task.fields["problem"] for task in environment.tasks(split, 0, 40)} for split in ("train", "validation", "test")}
         assert (len(parts["train"]), len(parts["validation"]), len(parts["test"])) == (16, 4, 1)
         assert not parts["train"] & parts["validation"]
-        assert {task.split for task in world.tasks("validation", 0, 3)} == {"validation"}
-        assert [role.max_tokens for role in world.workflow.roles.values()] == [4096] * 3
+        assert {task.split for task in environment.tasks("validation", 0, 3)} == {"validation"}
+        assert [role.max_tokens for role in environment.workflow.roles.values()] == [4096] * 3
     with pytest.raises(DataError, match="is row 3 of train and row 0 of test"):
         make_game("math_chat", train=str(train), test=str(write(tmp_path / "t.json", [{"prompt": "find 3 +  3.", "answer": 6}])))
     check_apart({"train": [Task(0, {"problem": "a"})], "test": [Task(0, {"problem": "b"})]})

@@ -127,13 +127,13 @@ def test_a_world_of_files_is_played_and_its_splits_share_no_problem(tmp_path, ca
     train = write(tmp_path / "polaris.jsonl", [*rows, {"problem": "Half?", "answer": "\\frac{1}{2}"}, {**POLARIS, "problem": "FIND X."}])
     test = write(tmp_path / "aime24.jsonl", [AIME24, {**AIME24, "Problem": "Find u."}])
     files = {"train": str(train), "test": str(test)}
-    with make_game("maths_debate", turns=2, **files) as world, make_game("maths_ensemble", reasoners=2, users=1, **files) as judged:
-        texts = {split: {task.fields["problem"] for task in world.tasks(split, 0, 20)} for split in ("train", "validation", "test")}
+    with make_game("maths_debate", turns=2, **files) as environment, make_game("maths_ensemble", reasoners=2, users=1, **files) as judged:
+        texts = {split: {task.fields["problem"] for task in environment.tasks(split, 0, 20)} for split in ("train", "validation", "test")}
         assert {split: len(found) for split, found in texts.items()} == {"train": 7, "validation": 1, "test": 2}
         assert not texts["train"] & texts["validation"]
         assert not (texts["train"] | texts["validation"]) & texts["test"]
         said = {"reasoner": "So\n#### 204", "user": "```python\nprint(102 * 2)\n```", "judge": "#### \\boxed{204}"}
-        for one in (world, judged):
+        for one in (environment, judged):
             assert scores(played(one.workflow, one.tasks("test", 0, 1), lambda turn: said[turn.role.name]), "correct") == [1.0]
     assert "1 rows are left out: a problem of the test file" in caplog.text
     with pytest.raises(ValueError, match="train and test must name"):

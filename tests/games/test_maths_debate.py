@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_llm.games import make_game
-from marl_llm.games.maths import SumAnswers, maths_debate, maths_ensemble, sums_judge, sums_player, sums_roles, sums_speech, sums_task
+from marl_llm.games.maths import SumAnswers, maths_debate, maths_ensemble, sums_judge, sums_player, sums_renderer, sums_roles, sums_task
 from marl_llm.games.maths.debate import Answers, debate_roles, read_solution
 from marl_llm.games.maths.ensemble import judge_role
 from marl_llm.games.maths.sums import HIDDEN, OTHER, read_program, read_sum, sums_tokenizer, templates, work_out
@@ -44,7 +44,7 @@ def tasks(count, split="test"):
 
 
 def play(script, form="safe", turns=3, agents="team", count=2):
-    return played(team(form, turns, agents), tasks(count), script, sums_speech())
+    return played(team(form, turns, agents), tasks(count), script, sums_renderer())
 
 
 def by_role(**scripts):
@@ -54,7 +54,7 @@ def by_role(**scripts):
 HONEST = sums_player()
 
 
-# ---- the world
+# ---- the environment
 
 
 def test_an_honest_team_agrees_at_once_and_is_right():
@@ -67,7 +67,7 @@ def test_an_honest_team_agrees_at_once_and_is_right():
 def test_no_words_of_the_world_exceed_the_roles_budgets():
     for workflow, script in ((team(), sums_player(0.5, 1.0, 0.3)), (ensemble(), sums_player(0.5, 1.0, noise=0.5))):
         given = tasks(12, "train")
-        rollout = played(workflow, given if workflow.name == "maths_debate_team" else ordered(given), script, sums_speech())
+        rollout = played(workflow, given if workflow.name == "maths_debate_team" else ordered(given), script, sums_renderer())
         for row in sample_table(rollout, training=()).samples:
             role = workflow.roles[row.call.role]
             assert row.call.legal
@@ -226,7 +226,7 @@ def test_a_failure_of_the_sandbox_aborts_the_instance_and_is_no_zero():
         async def run(self, code):
             return failed(FailureKind.CRASH, "gone", 0.0) if "*" in code else await super().run(code)
 
-    rollout = played(team(answers=Broken()), tasks(20), HONEST, sums_speech())
+    rollout = played(team(answers=Broken()), tasks(20), HONEST, sums_renderer())
     assert 0 < sum(episode.aborted for episode in rollout.episodes) < 20
     assert all("*" in str([event.writes.get("code") for event in e.remains]) for e in rollout.episodes if e.aborted)
 
@@ -279,7 +279,7 @@ def test_majority_any_and_each_seat_are_baselines_beside_the_judge():
             return "#### 5"
         return "#### 6" if turn.fields["seat"] == 0 else "#### 7"
 
-    rollout = played(ensemble(2, 3), ordered(tasks(4)), script, sums_speech())
+    rollout = played(ensemble(2, 3), ordered(tasks(4)), script, sums_renderer())
     figures = {name: scores(rollout, name) for name in rollout.workflow.metrics}
     assert figures["correct"] == figures["majority"] == [0.0] * 4
     assert figures["any_correct"] == figures["chair_2"] == [1.0] * 4
@@ -290,7 +290,7 @@ def test_the_ballot_is_shuffled_by_the_task_and_the_same_when_played_again():
     def script(turn):
         return f"#### {turn.fields['seat'] + 1}" if turn.role.name == "reasoner" else HONEST(turn)
 
-    first, again = (played(ensemble(5, 1), ordered(tasks(8)), script, sums_speech()) for _ in range(2))
+    first, again = (played(ensemble(5, 1), ordered(tasks(8)), script, sums_renderer()) for _ in range(2))
     ballots = [path.fields["ballot"] for path in first.trajectories]
     assert ballots == [path.fields["ballot"] for path in again.trajectories]
     assert len({ballot.index("1") for ballot in ballots}) > 2
@@ -298,7 +298,7 @@ def test_the_ballot_is_shuffled_by_the_task_and_the_same_when_played_again():
 
 
 def test_no_seat_reads_what_another_wrote():
-    rollout = played(ensemble(), ordered(tasks(3)), sums_player(0.5, 1.0), sums_speech())
+    rollout = played(ensemble(), ordered(tasks(3)), sums_player(0.5, 1.0), sums_renderer())
     for path in rollout.trajectories:
         assert len({call.prompt for call in path.by("reasoner")}) == 1
         assert len({call.prompt for call in path.by("user")}) == 1
@@ -309,7 +309,7 @@ def test_an_ensemble_of_one_agent_is_a_reasoner_who_speaks_once():
         return f"#### {turn.fields['target']}"
 
     for script, wanted in ((right, [1.0] * 2), (lambda turn: "#### 0", [0.0] * 2)):
-        rollout = played(ensemble(1, 0), ordered(tasks(2)), script, sums_speech())
+        rollout = played(ensemble(1, 0), ordered(tasks(2)), script, sums_renderer())
         assert scores(rollout, "correct") == wanted
         assert [[call.role for call in path.calls] for path in rollout.trajectories] == [["reasoner"]] * 2
     assert list(make_game("sums_ensemble", reasoners=1, users=0).workflow.roles) == ["reasoner"]
@@ -324,7 +324,7 @@ def test_seats_of_one_role_are_candidates_for_their_prompt_where_that_is_asked_f
     """Then three reasoners and two users give groups of three and of two from one play each, without a fork."""
     assert make_game("sums_ensemble", group_seats=grouped).workflow.group_seats == grouped
     workflow = ensemble(3, 2, group_seats=grouped)
-    table = sample_table(played(workflow, ordered(tasks(2)), sums_player(0.5, 1.0, noise=0.5), sums_speech()))
+    table = sample_table(played(workflow, ordered(tasks(2)), sums_player(0.5, 1.0, noise=0.5), sums_renderer()))
     groups = collections.Counter((s.instance, s.call.role, s.env) for s in table.samples)
     sizes = {"reasoner": [3], "user": [2], "judge": [1]} if grouped else {"reasoner": [1] * 3, "user": [1] * 2, "judge": [1]}
     for task in (0, 1):
@@ -335,8 +335,8 @@ def test_seats_of_one_role_are_candidates_for_their_prompt_where_that_is_asked_f
 def test_a_judge_is_paid_for_its_verdict_and_not_for_the_majority():
     follow = by_role(reasoner=wrong, user=HONEST, judge=lambda turn: "#### 0")
     right = by_role(reasoner=wrong, user=HONEST, judge=lambda turn: f"#### {turn.fields['target']}")
-    assert pay(played(ensemble(3, 1), ordered(tasks(2)), follow, sums_speech()))["judge"] == pytest.approx(0.2)
-    assert pay(played(ensemble(3, 1), ordered(tasks(2)), right, sums_speech()))["judge"] == pytest.approx(4.0)
+    assert pay(played(ensemble(3, 1), ordered(tasks(2)), follow, sums_renderer()))["judge"] == pytest.approx(0.2)
+    assert pay(played(ensemble(3, 1), ordered(tasks(2)), right, sums_renderer()))["judge"] == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize("said", ["", "no hashes", "####", "#### " + "9" * 600, "#### \\ud800 #### ("])
@@ -440,7 +440,7 @@ def test_nobody_breaks_out_of_the_history_or_the_ballot():
 def test_a_script_can_play_one_seat_and_a_model_of_another_kind_the_other():
     workflow = team()
     models = {"a": Scripted(wrong), "b": Scripted(HONEST)}
-    with Controller(workflow, Assignment({"reasoner": "a", "user": "b"}, models), None, sums_speech()) as controller:
+    with Controller(workflow, Assignment({"reasoner": "a", "user": "b"}, models), None, sums_renderer()) as controller:
         rollout = controller.play(tasks(2))
     assert scores(rollout, "user_correct") == [1.0, 1.0]
 
@@ -472,7 +472,7 @@ def test_each_of_two_is_paid_for_its_own_answer_and_the_team_for_the_final_one(f
         return f"#### {turn.fields['target']}" if reasons else "#### 1"
 
     workflow = team(form, turns=1)
-    found = parts_of(played(workflow, tasks(1), script, sums_speech()))
+    found = parts_of(played(workflow, tasks(1), script, sums_renderer()))
     final = float(reasons)
     if form == "outcome":
         assert found == {"reasoner": (final, {"well_formed": 1.0}), "user": (final, {"well_formed": 1.0})}
@@ -493,7 +493,7 @@ def test_a_judges_verdict_is_the_teams_and_its_own_and_no_reasoners(form, reason
             return "x = 5 ; print ( x )"
         return f"#### {turn.fields['target']}" if said[turn.role.name] else "#### 1"
 
-    found = parts_of(played(ensemble(1, 1, form), ordered(tasks(1)), script, sums_speech()))
+    found = parts_of(played(ensemble(1, 1, form), ordered(tasks(1)), script, sums_renderer()))
     low, step, ran, _ = SHARES[form]
     for role, right in said.items():
         assert found[role][1] == pytest.approx({"schema": low} | ({"step": step} if right else {})), role

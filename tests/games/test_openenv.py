@@ -42,26 +42,26 @@ class Halving:
         return str(known[-1][0])
 
 
-def played(world, says, count=4, **options):
+def played(environment, says, count=4, **options):
     assignment = Assignment({"player": PLAYER}, {PLAYER: Scripted(says)})
-    with Controller(world.workflow, assignment, None, world.speech, attempts=1, **options) as controller:
-        return controller.play(world.tasks("train", 0, count))
+    with Controller(environment.workflow, assignment, None, environment.renderer, attempts=1, **options) as controller:
+        return controller.play(environment.tasks("train", 0, count))
 
 
-def episodes(world, says, count, **options):
+def episodes(environment, says, count, **options):
     """As `played`, also where every play is aborted."""
-    return Subject(world).play(world.tasks("train", 0, count), says, **options)
+    return Subject(environment).play(environment.tasks("train", 0, count), says, **options)
 
 
-def measured(world, rollout, name):
-    return [world.workflow.metrics[name](path) for path in rollout.trajectories]
+def measured(environment, rollout, name):
+    return [environment.workflow.metrics[name](path) for path in rollout.trajectories]
 
 
 def test_a_play_is_a_session_and_what_the_server_pays_is_the_score(server):
-    with make_game("openenv", url=server.url, **GUESS) as world:
+    with make_game("openenv", url=server.url, **GUESS) as environment:
         tried = server.asked("reset")
-        rollout = played(world, Halving())
-        assert measured(world, rollout, "score") == measured(world, rollout, "return") == [1.0] * 4
+        rollout = played(environment, Halving())
+        assert measured(environment, rollout, "score") == measured(environment, rollout, "return") == [1.0] * 4
         assert server.asked("reset") == server.asked("close") == tried + 4  # a play that is over ends its session
         calls = [call for path in rollout.trajectories for call in path.calls]
         assert {call.prompt for call in calls} == {"guess", "higher", "lower"} - ({"guess"} - {call.prompt for call in calls})
@@ -71,9 +71,9 @@ def test_a_play_is_a_session_and_what_the_server_pays_is_the_score(server):
 
 def test_a_response_that_is_no_action_is_not_sent_and_one_that_is_refused_is_told(server):
     said = iter(["what", "[1, 2]", "120", "3", "4"])
-    with make_game("openenv", url=server.url, raises="refuse", **GUESS) as world:
+    with make_game("openenv", url=server.url, raises="refuse", **GUESS) as environment:
         steps = server.asked("step")
-        (path,) = played(world, lambda turn: next(said), 1).trajectories
+        (path,) = played(environment, lambda turn: next(said), 1).trajectories
         prompts = [call.prompt for call in path.calls]
         assert server.asked("step") == steps + 3
     assert [call.legal for call in path.calls] == [False, False, True, True, True]
@@ -86,8 +86,8 @@ def test_a_response_that_is_no_action_is_not_sent_and_one_that_is_refused_is_tol
 def test_an_action_that_the_server_finds_invalid_is_refused_and_the_play_goes_on(server):
     options = GUESS | {"action": "{json}", "sayings": '{"guess": 3}'}
     said = iter(['{"gues": 3}', '{"guess": "3"}', '{"guess": 3}', "[]", '{"guess": 0}'])
-    with make_game("openenv", url=server.url, **options) as world:
-        (path,) = played(world, lambda turn: next(said), 1).trajectories
+    with make_game("openenv", url=server.url, **options) as environment:
+        (path,) = played(environment, lambda turn: next(said), 1).trajectories
     assert [call.legal for call in path.calls] == [True, True, True, False, True]
     assert (path.fields["refused"], path.fields["raised"]) == (2, 0)
 
@@ -109,17 +109,17 @@ BROKEN = [
 
 
 def test_what_the_server_breaks_aborts_the_play_and_pays_nobody(server):
-    with make_game("openenv", url=server.url, **GUESS) as world:
+    with make_game("openenv", url=server.url, **GUESS) as environment:
         for frame, kind in BROKEN:
             server.says = [frame]
-            (episode,) = episodes(world, lambda turn: "4", 1)
+            (episode,) = episodes(environment, lambda turn: "4", 1)
             assert (episode.aborted, episode.failures[0].kind, episode.failures[0].node) == (True, kind, "step"), frame
-        assert not episodes(world, lambda turn: "4", 1)[0].aborted
+        assert not episodes(environment, lambda turn: "4", 1)[0].aborted
 
 
 def test_a_server_that_raises_names_the_option(server):
-    with make_game("openenv", url=server.url, **GUESS) as world:
-        (episode,) = episodes(world, lambda turn: "120", 1)
+    with make_game("openenv", url=server.url, **GUESS) as environment:
+        (episode,) = episodes(environment, lambda turn: "120", 1)
     assert "120 is out of range; where it raises at actions that it does not accept, set config.game.raises=refuse" in str(
         episode.failures[0]
     )
@@ -138,18 +138,18 @@ def test_a_server_that_is_silent_is_late(server):
 def test_texts_of_a_server_are_valid_text_and_braces_stay_braces(server):
     server.says = ['{"type": "observation", "data": {"observation": {"hint": "{seen} \\ud800 <b>"}}}']
     with serving() as other:
-        with make_game("openenv", url=other.url, instructions="Say {x}.", **GUESS) as world:
+        with make_game("openenv", url=other.url, instructions="Say {x}.", **GUESS) as environment:
             other.says = server.says
-            (path,) = played(world, lambda turn: "4", 1).trajectories
+            (path,) = played(environment, lambda turn: "4", 1).trajectories
     assert path.calls[0].prompt == "Say {x}.\n\nguess"
     assert path.calls[1].prompt == "Say {x}.\n\n{seen} � <b>"
 
 
 def test_forks_play_their_position_again_in_sessions_of_their_own(server):
-    with make_game("openenv", url=server.url, **GUESS | {"turns": 3}) as world:
+    with make_game("openenv", url=server.url, **GUESS | {"turns": 3}) as environment:
         tried = server.asked("reset")
-        rollout = played(world, lambda turn: str(turn.seed[4] % 10), 1, branching={"player": 2})  # its words follow from the branch
-        (task,) = world.tasks("train", 0, 1)
+        rollout = played(environment, lambda turn: str(turn.seed[4] % 10), 1, branching={"player": 2})  # its words follow from the branch
+        (task,) = environment.tasks("train", 0, 1)
         paths = rollout.trajectories
         assert len(paths) > 4
         assert server.asked("reset") - tried == len(paths)  # each but one began with the reset of a fork
@@ -164,10 +164,10 @@ def test_forks_play_their_position_again_in_sessions_of_their_own(server):
 
 def test_where_sessions_are_few_the_one_that_rests_longest_makes_place(server):
     server.most = 1
-    with make_game("openenv", url=server.url, **GUESS | {"sessions": 1}) as world:
-        rollout = played(world, Halving(), 3)  # each step of the three takes the session from another play
+    with make_game("openenv", url=server.url, **GUESS | {"sessions": 1}) as environment:
+        rollout = played(environment, Halving(), 3)  # each step of the three takes the session from another play
         assert not any(episode.aborted for episode in rollout.episodes)
-        assert measured(world, rollout, "score") == [1.0] * 3
+        assert measured(environment, rollout, "score") == [1.0] * 3
         assert server.together == 1
 
 
@@ -217,24 +217,24 @@ def test_seeds_that_hold_alone_but_not_beside_other_sessions_are_found(server):
 
 def test_a_position_that_is_answered_otherwise_when_it_is_played_again_aborts_the_play(server):
     server.kind = "broken"  # its observation tells the time
-    with make_game("openenv", url=server.url, **GUESS | {"seeds": "report", "observation": "metadata.at"}) as world:
-        found = episodes(world, lambda turn: str(turn.seed[4] % 10), 3, branching={"player": 2})
+    with make_game("openenv", url=server.url, **GUESS | {"seeds": "report", "observation": "metadata.at"}) as environment:
+        found = episodes(environment, lambda turn: str(turn.seed[4] % 10), 3, branching={"player": 2})
         assert all(episode.aborted for episode in found)
         assert "again: at the reset the server answers otherwise than before" in found[0].failures[0].message
 
 
 def test_a_conversation_has_what_was_said_before_and_steps_may_be_paid_one_by_one(server):
-    with make_game("openenv", url=server.url, reads="conversation", pay="steps", instructions="Guess.", **GUESS) as world:
-        (path,) = played(world, Halving(), 1).trajectories
+    with make_game("openenv", url=server.url, reads="conversation", pay="steps", instructions="Guess.", **GUESS) as environment:
+        (path,) = played(environment, Halving(), 1).trajectories
     assert [call.prompt.startswith("Guess.") for call in path.calls] == [True] + [False] * (len(path.calls) - 1)
     assert [path.earned[call.id].local for call in path.calls] == [0.0] * (len(path.calls) - 1) + [1.0]
 
 
 def test_more_data_of_a_reset_knows_the_split_and_the_seed_of_a_task_is_of_its_split(server):
-    with make_game("openenv", url=server.url, reset='{"low": 2, "part": "{split}"}', **GUESS) as world:
-        played(world, Halving(), 2)
-        drawn = {split: [task.fields["seed"] for task in world.tasks(split, 0, 50)] for split in openenv.SPLITS}
-        assert world.tasks("test", 3, 2) == world.tasks("test", 0, 8)[3:5]
+    with make_game("openenv", url=server.url, reset='{"low": 2, "part": "{split}"}', **GUESS) as environment:
+        played(environment, Halving(), 2)
+        drawn = {split: [task.fields["seed"] for task in environment.tasks(split, 0, 50)] for split in openenv.SPLITS}
+        assert environment.tasks("test", 3, 2) == environment.tasks("test", 0, 8)[3:5]
     data = [message["data"] for message in server.heard if message["type"] == "reset"][-1]
     assert (data["low"], data["part"], data["seed"] % 10 in openenv.SPLITS["train"]) == (2, "train", True)
     assert all({seed % 10 for seed in seeds} == set(openenv.SPLITS[split]) for split, seeds in drawn.items())
@@ -310,7 +310,7 @@ def test_a_session_that_is_put_back_after_the_end_is_ended(server):
 
 
 def test_the_same_seed_gives_the_same_play_and_forks_are_plays(server):
-    with make_game("openenv", url=server.url, raises="refuse", **GUESS | {"turns": 2}) as world:
-        findings = check(world, ("same_seed", "forks"), tasks=2, plays=2, few=2)
+    with make_game("openenv", url=server.url, raises="refuse", **GUESS | {"turns": 2}) as environment:
+        findings = check(environment, ("same_seed", "forks"), tasks=2, plays=2, few=2)
     assert {one.name: one.evidence for one in findings if one.status == "fail"} == {}
     assert [one.name for one in findings] == ["same seed", "order", "forks"]

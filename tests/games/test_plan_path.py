@@ -509,7 +509,7 @@ def test_the_scripts_options_do_what_they_say():
         return np.bincount([GAME.language.ids(*"UDLR").tolist().index(w) for w in words], minlength=4) / len(keys)
 
     np.testing.assert_allclose(first_moves(noise=0.6, sighted=1.0), [0.2, 0.2, 0, 0.6], atol=0.05)
-    np.testing.assert_allclose(first_moves(**GAME.floor), [1 / 3, 1 / 3, 0, 1 / 3], atol=0.05)
+    np.testing.assert_allclose(first_moves(**GAME.random_player), [1 / 3, 1 / 3, 0, 1 / 3], atol=0.05)
 
 
 def test_the_script_repeats_the_proposal_as_often_as_asked():

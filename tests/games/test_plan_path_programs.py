@@ -32,7 +32,7 @@ PLAIN = ("wall:#", "up:-", "agent:first", "from:0")
 
 
 @functools.cache
-def world(**options):
+def environment(**options):
     return plan_path_programs(**options)
 
 
@@ -43,7 +43,7 @@ def search(dialect, pop="pop_first", expand="expand_free"):
 
 def play(tool, planner="=", rows=ROWS, dialect=PLAIN, options=(), **controller):
     """One episode of scripted words: texts, or functions of a turn."""
-    made = world(**dict(options))
+    made = environment(**dict(options))
     words = {"tool": tool, "planner": planner, "solo": planner}
 
     def say(turn):
@@ -51,7 +51,7 @@ def play(tool, planner="=", rows=ROWS, dialect=PLAIN, options=(), **controller):
 
     roles = Assignment(dict.fromkeys(made.workflow.roles, "s"), {"s": Scripted(say)})
     task = Task(0, {"task": "plan", "instance": {"rows": rows, "dialect": dialect}})
-    with Controller(made.workflow, roles, None, made.speech, **controller) as controller:
+    with Controller(made.workflow, roles, None, made.renderer, **controller) as controller:
         return controller.play([task]).episodes[0]
 
 
@@ -66,7 +66,7 @@ def test_the_matching_search_solves_in_every_dialect():
         assert (path.fields["status"], path.turns) == ("solved", 3), dialect  # 18 moves, 8 in a list
         assert {status for _, status in path.written("tool_status")} == {"done", "solved"}
         assert all(path.written(name) for name in ("ran", "proposed"))
-        figures = {name: metric(path) for name, metric in world().workflow.metrics.items()}
+        figures = {name: metric(path) for name, metric in environment().workflow.metrics.items()}
         assert [figures[f"dialect_{aspect}"] for aspect in ASPECTS] == [1.0] * 4
         assert figures["program_is_search"] == 1.0
 
@@ -93,10 +93,10 @@ def test_no_dialect_stands_in_two_splits_and_every_word_is_trained():
     for split in ("train", "test"):
         assert {words for dialect in splits[split] for words in dialect} == {word for known in DIALECT.values() for word in known}
     for split, found in splits.items():
-        tasks = world().tasks(split, 0, 4)
+        tasks = environment().tasks(split, 0, 4)
         assert {task.fields["instance"]["dialect"] for task in tasks} <= found
         assert len({task.fields["instance"]["rows"] for task in tasks}) == 4
-    assert world().tasks("test", 3, 1)[0].fields == world().tasks("test", 2, 2)[1].fields
+    assert environment().tasks("test", 3, 1)[0].fields == environment().tasks("test", 2, 2)[1].fields
 
 
 def test_the_map_is_told_in_its_dialect():
@@ -166,7 +166,7 @@ def test_prompts_fit_their_budgets_on_every_size_and_the_language_does_not_chang
     for options in ({}, wide, ten):
         made = plan_path_programs(**options)
         roles = Assignment(dict.fromkeys(made.workflow.roles, "s"), {"s": Scripted(made.script)})
-        with Controller(made.workflow, roles, None, made.speech) as controller:
+        with Controller(made.workflow, roles, None, made.renderer) as controller:
             rollout = controller.play(made.tasks("test", 0, 3))
         assert not any(episode.aborted for episode in rollout.episodes)
         for path in rollout.trajectories:
@@ -176,7 +176,7 @@ def test_prompts_fit_their_budgets_on_every_size_and_the_language_does_not_chang
                 assert len(call.prompt_ids) <= role.max_prompt
                 assert len(call.tokens) <= role.max_tokens
                 assert 1 not in call.prompt_ids  # no unknown word
-        assert made.speech.tokenizer is program_tokenizer()
+        assert made.renderer.tokenizer is program_tokenizer()
     with pytest.raises(WorkflowError, match="agents='two'"):
         plan_path_programs(agents="two")
 

@@ -15,7 +15,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from text_world import whole_path  # noqa: E402
+from text_environment import whole_path  # noqa: E402
 
 from marl_llm.games import make_game  # noqa: E402
 from marl_llm.games.kit.board_pay import by_outcome  # noqa: E402
@@ -53,26 +53,26 @@ def program(output):
 
 
 @functools.cache
-def world_of(turns, form, agents):
+def environment_of(turns, form, agents):
     return plan_path_text(3, 4, min_distance=1, turns=turns, rewards_form=form, agents=agents)
 
 
 def play(tool="", planner="#### []", rows=ROWS, turns=4, form="safe", agents="team", tokens=None, **controller):
     """One play of scripted words: texts, or functions of a turn."""
-    world = world_of(turns, form, agents)
+    environment = environment_of(turns, form, agents)
     words = {"tool": tool, "planner": planner, "solo": planner}
 
     def say(turn):
         said = words[turn.role.name]
         return said(turn) if callable(said) else said
 
-    roles = world.workflow.roles
-    workflow = world.workflow
+    roles = environment.workflow.roles
+    workflow = environment.workflow
     if tokens:
         workflow = with_roles(workflow, lambda role: dataclasses.replace(role, max_prompt=tokens))
-    speech = PlainText(ByteTokenizer(specials=("<eos>",), stops=("<eos>",)), (256,)) if tokens else {}
+    renderer = PlainText(ByteTokenizer(specials=("<eos>",), stops=("<eos>",)), (256,)) if tokens else {}
     task = Task(0, {"task": "find it", "instance": rows})
-    with Controller(workflow, Assignment(dict.fromkeys(roles, "s"), {"s": Scripted(say)}), None, speech, **controller) as controller:
+    with Controller(workflow, Assignment(dict.fromkeys(roles, "s"), {"s": Scripted(say)}), None, renderer, **controller) as controller:
         return controller.play([task]).episodes[0]
 
 
@@ -146,13 +146,13 @@ def test_distances_are_those_of_the_device_and_states_are_refused_by_name():
 
 
 def test_text_and_compact_share_their_splits():
-    world = plan_path_text(5, 5, min_distance=3)
-    tasks = {split: world.tasks(split, 0, 6) for split in ("train", "validation", "test")}
+    environment = plan_path_text(5, 5, min_distance=3)
+    tasks = {split: environment.tasks(split, 0, 6) for split in ("train", "validation", "test")}
     for place, split in enumerate(("validation", "test", "train")):
         for task in tasks[split]:
             map_ = map_from_rows(list(task.fields["instance"]))
             assert min(int(fingerprint(*map_[:3])) % 16, 2) == place
-    assert tasks["test"][2].fields == world.tasks("test", 2, 1)[0].fields
+    assert tasks["test"][2].fields == environment.tasks("test", 2, 1)[0].fields
     with pytest.raises(WorkflowError, match="loosen them"):
         plan_path_text(2, 2, min_distance=4, max_distance=4).tasks("train", 0, 1)
 
@@ -200,10 +200,10 @@ BAD = {  # what the Tool says -> what became of its program, and of its list
 
 @pytest.fixture
 def fresh():
-    """Worlds that no other test uses."""
-    world_of.cache_clear()
+    """Environments that no other test uses."""
+    environment_of.cache_clear()
     yield
-    world_of.cache_clear()
+    environment_of.cache_clear()
 
 
 @pytest.fixture
@@ -245,10 +245,10 @@ def test_the_planner_sees_what_a_program_printed_up_to_500_characters(brief):
 def test_the_last_line_counts_only_where_it_is_asked_for():
     code = "```python\nprint('searching')\nprint(['R', 'D'])\n```"
     assert play(code, turns=1).trajectories[0].fields["tool_status"] == "no_list"
-    world = make_game("plan_path_text", height=3, width=4, min_distance=1, turns=1, last_line=True, map_in="stdin")
+    environment = make_game("plan_path_text", height=3, width=4, min_distance=1, turns=1, last_line=True, map_in="stdin")
     said = {"tool": "```python\nprint(input())\nprint(input())\nprint(['R', 'D'])\n```", "planner": "#### [R]"}
     roles = Assignment(dict.fromkeys(said, "s"), {"s": Scripted(lambda turn: said[turn.role.name])})
-    with Controller(world.workflow, roles, None, {}) as controller:
+    with Controller(environment.workflow, roles, None, {}) as controller:
         (path,) = controller.play([Task(0, {"task": "t", "instance": ROWS})]).trajectories
     assert path.fields["printed"] == "A.#.\n..#.\n['R', 'D']\n"
     assert path.fields["proposal"] == "[R, D]"
@@ -400,10 +400,10 @@ def test_b_4_as_printed():
 
 def test_the_scripted_player_solves_what_can_be_solved():
     for agents in ("team", "single"):
-        world = plan_path_text(6, 6, 0.3, min_distance=5, agents=agents)
-        roles = Assignment(dict.fromkeys(world.workflow.roles, "s"), {"s": Scripted(world.script)})
-        with Controller(world.workflow, roles, None, {}) as controller:
-            paths = controller.play(world.tasks("test", 0, 8)).trajectories
+        environment = plan_path_text(6, 6, 0.3, min_distance=5, agents=agents)
+        roles = Assignment(dict.fromkeys(environment.workflow.roles, "s"), {"s": Scripted(environment.script)})
+        with Controller(environment.workflow, roles, None, {}) as controller:
+            paths = controller.play(environment.tasks("test", 0, 8)).trajectories
         assert [path.fields["status"] for path in paths] == ["solved"] * 8
         assert all(path.turns == 1 for path in paths)
 

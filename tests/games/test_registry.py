@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from marl_llm.games import Game, GameError, JointLetter, find_game, make_game
-from marl_llm.workflows import World
+from marl_llm.workflows import Environment
 
 OWN = pathlib.Path(__file__).parent / "own"
 
@@ -16,8 +16,8 @@ def test_c1_a_game_and_a_workflow_of_a_users_file_are_made_with_their_options():
     lock = make_game(f"{OWN}/lock.py:Lock", step=3)
     assert isinstance(lock, Game)
     assert (lock.name, lock.step) == ("lock", 3)
-    with make_game(f"{OWN}/relay.py:relay", noise=0.0) as world:
-        assert isinstance(world, World)
+    with make_game(f"{OWN}/relay.py:relay", noise=0.0) as environment:
+        assert isinstance(environment, Environment)
     found = find_game(f"{OWN}/lock.py:Lock")
     assert list(found.options) == ["step"]
     assert {name: p.default for name, p in found.script_options.items()} == {"slip": 0.3}
@@ -66,12 +66,12 @@ def test_c1_a_copy_and_what_lies_beside_it_are_enough(tmp_path, monkeypatch):
         ("{own}/lock.py:Lok", r"there is no 'Lok' in it; did you mean 'Lock'\? It defines LockState, Lock"),
         ("no_such_package.games:Lock", r"there is no module 'no_such_package' that Python can import here"),
         ("json:Lock", r"game 'json:Lock': there is no 'Lock' in it"),
-        ("{own}/lock.py:LockState", r"LockState is a class, neither a World nor a Game: it lacks act, .*tokenizer"),
-        ("os:system", r"os:system is a function that does not say that it makes a game: write .* type, like `def lock\(\) -> World:`"),
-        ("subprocess:Popen", r"subprocess:Popen is a class, neither a World nor a Game"),
+        ("{own}/lock.py:LockState", r"LockState is a class, neither an Environment nor a Game: it lacks act, .*tokenizer"),
+        ("os:system", r"os:system is a function that does not say that it makes a game: write .*, like `def lock\(\) -> Environment:`"),
+        ("subprocess:Popen", r"subprocess:Popen is a class, neither an Environment nor a Game"),
         ("builtins:exec", r"builtins:exec is a function that does not say"),
-        ("{own}/lock.py:dataclasses", r"is a module, neither a World nor a Game: it lacks act, .*tokenizer"),
-        ("{own}/digits.py:DIGITS", r"is a tuple, neither a World nor a Game"),
+        ("{own}/lock.py:dataclasses", r"is a module, neither an Environment nor a Game: it lacks act, .*tokenizer"),
+        ("{own}/digits.py:DIGITS", r"is a tuple, neither an Environment nor a Game"),
     ],
 )
 def test_c1_what_is_wrong_is_told_in_one_line(name, said):
@@ -88,7 +88,7 @@ def test_c1_what_is_wrong_is_told_in_one_line(name, said):
         ("import nowhere_to_be_found", r"bad\.py line 1: ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
         ("def f(): return 3", r"f is a function that does not say that it makes a game"),
         ("def f() -> int: return 3", r"f is a function that does not say that it makes a game"),
-        ("from marl_llm.workflows import World\ndef f() -> World: return 3", r"is a int, neither a World nor a Game"),
+        ("from marl_llm.workflows import Environment\ndef f() -> Environment: return 3", r"is a int, neither an Environment nor a Game"),
     ],
 )
 def test_a_fault_in_a_users_file_is_told_with_its_line(tmp_path, text, said):
@@ -114,13 +114,13 @@ def test_nothing_is_called_that_does_not_say_that_it_makes_a_game(tmp_path):
         "    def __init__(self, file: str = 'x'): touch(file)\n"
         "    def __call__(self, file: str = 'x'): touch(file)\n"
         "    @classmethod\n"
-        "    def world(cls, file: str = 'x'): touch(file)\n"
-        "again, method = functools.partial(touch), Made.world\n"
+        "    def environment(cls, file: str = 'x'): touch(file)\n"
+        "again, method = functools.partial(touch), Made.environment\n"
         "called = object.__new__(Made)\n"
         "named = lambda file='x': touch(file)\n"
     )
     for name in ("touch", "Made", "again", "method", "called", "named"):
-        with pytest.raises(GameError, match="does not say that it makes a game|neither a World nor a Game"):
+        with pytest.raises(GameError, match="does not say that it makes a game|neither an Environment nor a Game"):
             make_game(f"{tmp_path}/hostile.py:{name}", file=str(tmp_path / "called"))
     assert not (tmp_path / "called").exists()
 

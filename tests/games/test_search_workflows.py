@@ -18,7 +18,7 @@ from marl_llm.games.search import (
     MAskOptions,
     check_disjoint,
     fact_player,
-    fact_speech,
+    fact_renderer,
     fact_tokenizer,
     iterative_search,
     load_questions,
@@ -66,7 +66,7 @@ def retrieve_pages(retriever, top_k=1):
 
 def scripted(team, player):
     roles = dict.fromkeys(team.roles, "teacher")
-    return Controller(team, Assignment(roles, {"teacher": Scripted(player)}), None, fact_speech())
+    return Controller(team, Assignment(roles, {"teacher": Scripted(player)}), None, fact_renderer())
 
 
 @pytest.mark.parametrize("build", TEAMS)

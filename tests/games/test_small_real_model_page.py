@@ -1,4 +1,4 @@
-"""docs/small_real_model.md: the file of the page makes a world whose reward pays what the page says, and its commands resolve."""
+"""docs/small_real_model.md: the file of the page makes an environment whose reward pays what the page says, and its commands resolve."""
 
 import pathlib
 import re
@@ -14,7 +14,7 @@ from marl_llm.cli import tiny  # noqa: E402
 from marl_llm.games import make_game  # noqa: E402
 from marl_llm.runs.command import ConfigError  # noqa: E402
 from marl_llm.runs.resolve import resolve  # noqa: E402
-from marl_llm.workflows import Controller, Scripted, World  # noqa: E402
+from marl_llm.workflows import Controller, Environment, Scripted  # noqa: E402
 from marl_llm.workflows.assignment import Assignment  # noqa: E402
 from marl_llm.workflows.metrics import rollout_metrics  # noqa: E402
 from marl_llm.workflows.samples import sample_table  # noqa: E402
@@ -33,8 +33,8 @@ def file(tmp_path, monkeypatch):
 
 
 def test_the_reward_pays_for_titles_and_tags_of_the_text_and_for_tags_that_the_title_leaves():
-    with make_game(NAME) as world:
-        (task,) = world.tasks("test", 0, 1)
+    with make_game(NAME) as environment:
+        (task,) = environment.tasks("test", 0, 1)
         content = [word for word in dict.fromkeys(re.findall(r"[a-z]{4,}", task.fields["post"].lower()))]
         title, tags = " ".join(content[:4]), ", ".join(content[4:7])
         for said, figures in (
@@ -46,8 +46,8 @@ def test_the_reward_pays_for_titles_and_tags_of_the_text_and_for_tags_that_the_t
             (("", ""), (0.0, 0.0)),
         ):
             player = Scripted(lambda turn, said=said: said[turn.role.name == "tagger"])
-            assignment = Assignment(dict.fromkeys(world.workflow.roles, "p"), {"p": player})
-            with Controller(world.workflow, assignment, None, {}) as controller:
+            assignment = Assignment(dict.fromkeys(environment.workflow.roles, "p"), {"p": player})
+            with Controller(environment.workflow, assignment, None, {}) as controller:
                 rollout = controller.play([task])
             found = rollout_metrics(rollout, sample_table(rollout, training=()))
             assert (found["team/title"], found["team/tags"]) == pytest.approx(figures)
@@ -60,7 +60,7 @@ def test_the_commands_of_the_page_resolve_to_the_file(tmp_path):
     sizes = dict(width=32, layers=2, query_heads=2, key_value_heads=1, head_dim=16, feed_forward=64)
     config.model.path = str(tiny.make(tmp_path / "tiny", "qwen2", 512, **sizes))
     with resolve(config) as plan:
-        assert isinstance(plan.game, World)
+        assert isinstance(plan.game, Environment)
         assert plan.budgets == {"titler": (160, 24), "tagger": (160, 24)}
     with pytest.raises(ConfigError, match="name the game behind the file"):
         smol_game.get_config()

@@ -467,7 +467,7 @@ def scripted(agents):
     def how(noise):
         return dict(noise=noise, noisy=1.0, repeat=0.0)
 
-    assert game.floor == how(1.0)
+    assert game.random_player == how(1.0)
     run = jax.jit(lambda i, noise: play(game, scripted_player(game, **how(noise)), i, jnp.arange(COUNT), jax.random.key(2)))
     return lambda noise: run(instances(GAME, "train"), jnp.float32(noise))
 

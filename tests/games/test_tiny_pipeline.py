@@ -17,6 +17,7 @@ from marl_llm.cli.coach import scripted
 from marl_llm.coaching import coached, rubric_coach
 from marl_llm.coaching.small import rubric_value, views_of
 from marl_llm.games import make_game
+from marl_llm.games.pipeline.environments import LIMITS, outcome_cap, read_turns
 from marl_llm.games.pipeline.rubric import FileFacts, actions_of, blame
 from marl_llm.games.pipeline.runs import run_in_workspace, texts_of
 from marl_llm.games.pipeline.statements import REQUIRED, STATEMENTS, perfect_player, pipeline_tokenizer
@@ -30,7 +31,6 @@ from marl_llm.games.pipeline.tables import (
     table_task,
     well_made,
 )
-from marl_llm.games.pipeline.worlds import LIMITS, outcome_cap, read_turns
 from marl_llm.tools.sandbox import Workspace, default_sandbox
 from marl_llm.workflows import Assignment, Controller, Scripted
 from marl_llm.workflows.metrics import rollout_metrics, team_metrics
@@ -42,15 +42,15 @@ GOOD = "load fill_mean scale save_xtrain save_ytrain save_xtest"
 
 
 @functools.cache
-def world(**options):
+def environment(**options):
     return make_game("tiny_pipeline", **options)
 
 
 def play(player, tasks, when="end", truth="none", **options):
-    found = world(**options)
+    found = environment(**options)
     team = coached(found.workflow, rubric_coach(found.guide), found.guide, when=when, truth=truth)
     cast = Assignment(dict.fromkeys(team.roles, "script"), {"script": Scripted(player)})
-    with Controller(team, cast, None, found.speech) as controller:
+    with Controller(team, cast, None, found.renderer) as controller:
         return controller.play(tasks, 0)
 
 
@@ -60,11 +60,11 @@ def scores(episode):
 
 
 def tasks(kind=None, count=2, split="test"):
-    found = world().tasks(split, 0, 12)
+    found = environment().tasks(split, 0, 12)
     return [task for task in found if kind in (None, task.stratum)][:count]
 
 
-# --- the world ----------------------------------------------------------------------------------------------------------------------------
+# --- the environment ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_generator_belongs_to_one_split_and_tables_are_the_same_at_every_call():
@@ -72,11 +72,11 @@ def test_a_generator_belongs_to_one_split_and_tables_are_the_same_at_every_call(
     assert seen == set(SHARES)
     texts = collections.defaultdict(set)
     for split in SHARES:
-        for task in world().tasks(split, 0, 15):
+        for task in environment().tasks(split, 0, 15):
             texts[split].add(task.fields["given"].files()["train.csv"])
     assert len(set.union(*texts.values())) == sum(map(len, texts.values())) == 45
     again = table_task("test", 0, 3)
-    assert (again.fields, again.hidden) == (world().tasks("test", 3, 1)[0].fields, world().tasks("test", 3, 1)[0].hidden)
+    assert (again.fields, again.hidden) == (environment().tasks("test", 3, 1)[0].fields, environment().tasks("test", 3, 1)[0].hidden)
 
 
 def test_every_piece_is_one_token():
@@ -94,7 +94,7 @@ def test_the_perfect_team_succeeds_and_the_careless_one_in_about_half_of_its_pla
     assert set(found["success_classification"]) | set(found["success_regression"]) == {1.0}
     assert np.mean(found["raw_auc"]) > 0.9
     assert np.mean(found["raw_rmse"]) < 0.15
-    half = team_metrics(play(world().script, world().tasks("train", 0, 24)))["success"]
+    half = team_metrics(play(environment().script, environment().tasks("train", 0, 24)))["success"]
     assert 0.3 < np.mean(half) < 0.65
 
 
@@ -139,7 +139,7 @@ def test_equal_programs_on_the_files_that_they_name_run_once():
 
 
 def test_twelve_injected_faults_are_blamed_on_the_responsible_action_at_the_end_and_not_all_at_the_action():
-    found = of_rubric(1, world())
+    found = of_rubric(1, environment())
     assert found["end"]["faults"] == {fault.name: 1.0 for fault in FAULTS}
     assert len(FAULTS) == found["end"]["plays"] == 12
     missed = [name for name, share in found["action"]["faults"].items() if share < 1]
@@ -157,8 +157,8 @@ def test_a_play_is_blamed_rightly_where_the_responsible_action_alone_is_lowest()
 
 def briefs(player, count=1, kind="regression", when="end"):
     """(brief, the rubric's score) of every action of plays."""
-    guide = world().guide
-    views = views_of(scripted(world(), player, tasks(kind, count), 1), when)
+    guide = environment().guide
+    views = views_of(scripted(environment(), player, tasks(kind, count), 1), when)
     return [(guide.brief(view), rubric_value(view, guide)) for view in views]
 
 
@@ -179,7 +179,7 @@ def test_a_brief_tells_files_programs_and_complaints():
 
 def test_equal_briefs_have_equal_scores_and_few_words():
     seen = collections.defaultdict(set)
-    for player in (world().script, world().floor, *map(faulty_player, FAULTS)):
+    for player in (environment().script, environment().random_player, *map(faulty_player, FAULTS)):
         for brief, score in briefs(player, 4, None):
             seen[brief].add(score)
     assert {brief: scores for brief, scores in seen.items() if len(scores) > 1} == {}
@@ -300,7 +300,7 @@ def test_a_nonce_in_the_answers_appears_in_no_prompt_view_file_or_output():
     task = tasks("regression", 1)[0]
     answers = {one: float(nonce) if i == 0 else value for i, (one, value) in enumerate(task.hidden["answers"].items())}
     seen = []
-    found = world()
+    found = environment()
     guide = found.guide
     coach = rubric_coach(guide)
 
@@ -311,7 +311,7 @@ def test_a_nonce_in_the_answers_appears_in_no_prompt_view_file_or_output():
 
     team = coached(found.workflow, Kept(), guide, truth="none")
     cast = Assignment(dict.fromkeys(team.roles, "script"), {"script": Scripted(perfect_player)})
-    with Controller(team, cast, None, found.speech) as controller:
+    with Controller(team, cast, None, found.renderer) as controller:
         path = controller.play([dataclasses.replace(task, hidden={"answers": answers})], 0).trajectories[0]
     assert len(seen) == 3
     for view in seen:

@@ -224,11 +224,11 @@ def test_files_are_read_by_their_field_and_a_row_without_text_is_named(tmp_path)
 
     train = write("train.jsonl", "prompt", [f"post {i}" for i in range(10)] + ["Held  OUT"])
     test = write("test.jsonl", "prompt", ["held out", "other"])
-    with make_game("writing", train=train, test=test) as world:
-        found = {split: {task.fields["post"] for task in world.tasks(split, 0, 20)} for split in ("train", "validation", "test")}
+    with make_game("writing", train=train, test=test) as environment:
+        found = {split: {task.fields["post"] for task in environment.tasks(split, 0, 20)} for split in ("train", "validation", "test")}
         assert [len(found[split]) for split in ("train", "validation", "test")] == [8, 2, 2]
         with pytest.raises(ValueError, match="unknown split 'dev'"):
-            world.tasks("dev", 0, 1)
+            environment.tasks("dev", 0, 1)
     with pytest.raises(DataError, match="row 0: no text: a text is expected in 'abstract_text'; the row has prompt"):
         make_game("writing", train=train, test=test, task="arxiv")
     with pytest.raises(DataError, match="row 1: no text"):
@@ -278,8 +278,8 @@ def test_both_writers_are_paid_every_component_and_the_longer_text_is_the_critic
 @pytest.mark.parametrize("task", ["tldr", "arxiv"])
 @pytest.mark.parametrize("style", STYLES)
 def test_the_small_worlds_script_speaks_in_known_words_within_the_budgets(style, task):
-    world = notes(style=style, task=task)
-    rollout = played(world.workflow, world.tasks("test", 0, 15), world.script, world.speech)
+    environment = notes(style=style, task=task)
+    rollout = played(environment.workflow, environment.tasks("test", 0, 15), environment.script, environment.renderer)
     for row in sample_table(rollout, training=()).samples:
         role = rollout.workflow.roles[row.call.role]
         assert 1 not in (*row.call.prompt_ids, *row.response_ids)  # <unk>
@@ -302,9 +302,9 @@ def test_no_fact_of_one_split_is_one_of_another():
 def test_the_floors_are_high_without_grounding_and_low_with_it():
     found = {}
     for grounded in (False, True):
-        world = notes(grounded=grounded)
-        for name, player in (("script", world.script), ("random", random_writer), ("salad", word_salad)):
-            values = scores(played(world.workflow, world.tasks("test", 0, 40), player, world.speech), "return")
+        environment = notes(grounded=grounded)
+        for name, player in (("script", environment.script), ("random", random_writer), ("salad", word_salad)):
+            values = scores(played(environment.workflow, environment.tasks("test", 0, 40), player, environment.renderer), "return")
             found[name, grounded] = sum(values) / len(values)
     assert found["random", False] > 0.5
     assert found["salad", False] > 0.95
@@ -319,14 +319,14 @@ def test_two_parts_of_one_length_fit_under_arxivs_constants_and_halve_the_critic
         return " ".join(turn.fields["post"].split(" ; ")[:6])
 
     for task, structure in (("tldr", 0.25), ("arxiv", 1.0)):
-        world = notes(task=task)
-        (path,) = played(world.workflow, world.tasks("test", 0, 1), six, world.speech).trajectories
-        metrics = {name: figure(path) for name, figure in world.workflow.metrics.items()}
+        environment = notes(task=task)
+        (path,) = played(environment.workflow, environment.tasks("test", 0, 1), six, environment.renderer).trajectories
+        metrics = {name: figure(path) for name, figure in environment.workflow.metrics.items()}
         assert metrics["structure"] == pytest.approx(structure)
         assert metrics["consistency"] == pytest.approx(float(structure == 1.0))
         assert metrics["sampled_tokens"] == 2 * metrics["critical_path_tokens"]
-    found = [scores(played(world.workflow, world.tasks("test", 0, 40), player, world.speech), "return")
-             for player in (world.script, world.floor)]  # fmt: skip
+    found = [scores(played(environment.workflow, environment.tasks("test", 0, 40), player, environment.renderer), "return")
+             for player in (environment.script, environment.random_player)]  # fmt: skip
     assert sum(found[1]) / 40 < 0.25 < sum(found[0]) / 40 < 0.45
     with pytest.raises(WorkflowError, match="task='letters' is not one of tldr, arxiv"):
         notes(task="letters")

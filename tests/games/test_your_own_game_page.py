@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 from experiments.configs import game as any_game  # noqa: E402
 from marl_llm.games import Game, make_game  # noqa: E402
 from marl_llm.runs.resolve import resolve  # noqa: E402
-from marl_llm.workflows import World  # noqa: E402
+from marl_llm.workflows import Environment  # noqa: E402
 
 PAGE = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("your_own_game.md", "your_own_team.md"))
 NAMES = ("my_game.py:Lock", "my_team.py:lock")
@@ -47,7 +47,7 @@ def test_the_commands_of_the_page_resolve_to_the_files(name):
     config.sft.steps = 4
     config.script.update({"slip": 0.2} if "slip" in config.script else {})
     with resolve(config) as plan:
-        assert isinstance(plan.game, World if name.startswith("my_team") else Game)
+        assert isinstance(plan.game, Environment if name.startswith("my_team") else Game)
         assert plan.budgets == {"keeper": (3, 3), "opener": (3, 3)}
         assert all(word in plan.table(config) for word in ("keeper", "opener", "tries"))
 
@@ -57,8 +57,8 @@ def test_no_code_is_in_two_splits_in_either_file():
     draw = jax.jit(jax.vmap(game.instance, (0, None)))
     keys = jax.random.split(jax.random.key(0), 300)
     drawn = [{tuple(code.tolist()) for code in np.asarray(draw(keys, split))} for split in range(3)]
-    with make_game(NAMES[1]) as world:
-        named = [{tuple(map(int, t.fields["code"].split())) for t in world.tasks(s, 0, 300)} for s in ("validation", "test", "train")]
+    with make_game(NAMES[1]) as environment:
+        named = [{tuple(map(int, t.fields["code"].split())) for t in environment.tasks(s, 0, 300)} for s in ("validation", "test", "train")]
     for codes in (drawn, named):
         assert not codes[0] & codes[1]
         assert not (codes[0] | codes[1]) & codes[2]

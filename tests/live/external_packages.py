@@ -50,8 +50,8 @@ def test_the_sandboxs_profile_holds_the_package_and_nothing_of_this_process():
 
 @pytest.mark.parametrize("name", ["TicTacToe", "KuhnPoker"])
 def test_the_laws_hold_for_games_of_textarena_and_junk_in_a_seat_loses(name):
-    with make_game("textarena", game=name, moves=20) as world:
-        found = check(world, tasks=4, plays=2, few=2)
+    with make_game("textarena", game=name, moves=20) as environment:
+        found = check(environment, tasks=4, plays=2, few=2)
     assert [one for one in found if one.status == "fail"] == []
     assert "in each seat against the scripted player" in next(one.evidence for one in found if one.name == "junk pay")
 

@@ -97,17 +97,18 @@ def server(tmp_path):
         process.wait()
 
 
-def played(world, says, count, **options):
-    with Controller(world.workflow, Assignment({"player": "s"}, {"s": Scripted(says)}), None, world.speech, **options) as controller:
-        return controller.play(world.tasks("train", 0, count))
+def played(environment, says, count, **options):
+    assignment = Assignment({"player": "s"}, {"s": Scripted(says)})
+    with Controller(environment.workflow, assignment, None, environment.renderer, **options) as controller:
+        return controller.play(environment.tasks("train", 0, count))
 
 
 def test_a_game_is_played_with_honest_seeds(server):
     _, url = server("game:app", SEEDS="kept")
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_utime, time.perf_counter()
-    with make_game("openenv", url=url, **GUESS) as world:
-        rollout = played(world, Halving(), 200, concurrency=8)
-        scores = [world.workflow.metrics["score"](path) for path in rollout.trajectories]
+    with make_game("openenv", url=url, **GUESS) as environment:
+        rollout = played(environment, Halving(), 200, concurrency=8)
+        scores = [environment.workflow.metrics["score"](path) for path in rollout.trajectories]
         steps = sum(len(path.calls) for path in rollout.trajectories)
     aborted, score = sum(episode.aborted for episode in rollout.episodes), sum(scores) / len(scores)
     print(f"\n{len(scores)} plays, {steps} steps, {aborted} aborted, mean score {score:.3f}, ", end="")
@@ -117,11 +118,11 @@ def test_a_game_is_played_with_honest_seeds(server):
 
 def test_forks_refused_actions_and_the_checks_of_a_game(server):
     _, url = server("game:app", SEEDS="kept")
-    with make_game("openenv", url=url, raises="refuse", **GUESS) as world:
-        rollout = played(world, lambda turn: str(turn.seed[4] * 40), 4, branching={"player": 2})
+    with make_game("openenv", url=url, raises="refuse", **GUESS) as environment:
+        rollout = played(environment, lambda turn: str(turn.seed[4] * 40), 4, branching={"player": 2})
         assert not any(episode.aborted for episode in rollout.episodes)
         assert sum(path.fields["raised"] for path in rollout.trajectories) > 0
-        findings = check(world)
+        findings = check(environment)
     for one in findings:
         print(one.status, one.name, one.evidence)
     assert not [one for one in findings if one.status == "fail"]
@@ -136,14 +137,14 @@ def test_a_server_that_ignores_seeds_is_refused(server):
 
 def test_a_server_that_is_killed_aborts_the_plays(server):
     process, url = server("game:app", SEEDS="kept")
-    with make_game("openenv", url=url, timeout_s=20.0, **GUESS) as world:
+    with make_game("openenv", url=url, timeout_s=20.0, **GUESS) as environment:
 
         def says(turn):
             if turn.seed[1] == 5:
                 process.kill()
             return "0"
 
-        rollout = played(world, says, 20, concurrency=1, attempts=1)
+        rollout = played(environment, says, 20, concurrency=1, attempts=1)
     aborted = [episode.aborted for episode in rollout.episodes]
     print(f"{sum(aborted)} of {len(aborted)} plays aborted: {rollout.episodes[-1].failures[-1]}")
     assert not any(aborted[:5])
@@ -158,9 +159,9 @@ def test_the_environment_that_openenv_init_writes_is_played(server, tmp_path, ca
     options = dict(observation="echoed_message", turns=3, most=3.0, pay="steps")
     with pytest.raises(GameError, match="set config.game.sessions"):
         make_game("openenv", url=url, **options)
-    with make_game("openenv", url=url, sessions=1, **options) as world:
+    with make_game("openenv", url=url, sessions=1, **options) as environment:
         print(caplog.records[-1].message)
-        rollout = played(world, lambda turn: "hello", 6)
+        rollout = played(environment, lambda turn: "hello", 6)
     paths = rollout.trajectories
     assert [[call.prompt for call in path.calls][1:] for path in paths] == [["hello", "hello"]] * 6
     assert [path.fields["rewards"] for path in paths] == [(0.5, 0.5, 0.5)] * 6

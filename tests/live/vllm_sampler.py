@@ -27,7 +27,7 @@ from marl_llm.sampling import EngineConfig, EngineError, Request, VllmSampler
 from marl_llm.text import train_pieces
 from marl_llm.tools import VllmServer
 from marl_llm.training import LearnerOptions, ModelSpec, PlayOptions, make_mesh, make_optimizer, make_team
-from marl_llm.workflows import FormatError, PlainText, Role, Task, Workflow, World, sequence, shared
+from marl_llm.workflows import Environment, FormatError, PlainText, Role, Task, Workflow, sequence, shared
 from marl_llm.workflows.errors import RolloutError
 from marl_llm.workflows.rewards import broadcast, format_penalty
 
@@ -63,8 +63,13 @@ FIRST = Role("first", "say {letter}", letter("one"), {"one": "?"}, max_tokens=2,
 SECOND = Role("second", "again {one}", letter("two"), {"two": "?"}, max_tokens=2, max_prompt=4)
 REWARDS = (broadcast(right, name="right"), format_penalty(0.5))
 ECHO = Workflow("echo", sequence(FIRST, SECOND), ("letter",), rewards=REWARDS, metrics={"right": right}, score="at_end")
-WORLD = World(ECHO, lambda split, first, n: [Task(i, {"letter": LETTERS[i % 3]}, split=split) for i in range(first, first + n)], "right",
-              SPEECH, teacher)  # fmt: skip
+
+
+def letters(split, first, count):
+    return [Task(number, {"letter": LETTERS[number % 3]}, split=split) for number in range(first, first + count)]
+
+
+ENVIRONMENT = Environment(ECHO, letters, "right", SPEECH, teacher)
 
 
 class Server:
@@ -119,7 +124,7 @@ def team(sampler=None, seed=0, params=None):
     options = LearnerOptions(recipe, make_optimizer(), row_tokens=64, minibatch=8)
     spec = ModelSpec(SHAPE, init_params(SHAPE, jax.random.key(seed)) if params is None else params, SPEECH, sampler=sampler)
     return make_team(
-        WORLD, shared(ECHO), {"policy": spec}, options, make_mesh(1), play=PlayOptions(max_num_seqs=16, decode_steps=2), seed=seed
+        ENVIRONMENT, shared(ECHO), {"policy": spec}, options, make_mesh(1), play=PlayOptions(max_num_seqs=16, decode_steps=2), seed=seed
     )
 
 

@@ -46,7 +46,7 @@ class Additive:
     harsh: bool = False
     name: ClassVar[str] = "additive"
     device: ClassVar[bool] = True
-    floor: ClassVar[dict[str, float]] = {}
+    random_player: ClassVar[dict[str, float]] = {}
     roles = (GameRole("cy", 4, 3), GameRole("bob", 4, 2), GameRole("ann", 4, 2))  # not in the order of speaking
     stages = (("ann", "bob"), ("cy",))
     max_turns = T

@@ -40,7 +40,7 @@ class Workflow:
 
     name: ClassVar[str] = "workflow"
     device: ClassVar[bool] = True
-    floor: ClassVar[dict[str, float]] = {}
+    random_player: ClassVar[dict[str, float]] = {}
     roles = (GameRole("cy", 4, 3), GameRole("bob", 4, 2), GameRole("ann", 4, 1))  # on purpose not in the order of speaking or of names
     stages = (("ann", "bob"), ("cy",))
     max_turns = 3

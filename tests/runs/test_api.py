@@ -13,7 +13,7 @@ from marl_llm.games.registry import name_of_game
 from marl_llm.runs.api import make_config
 from marl_llm.runs.command import ConfigError
 from marl_llm.runs.workdir import read_record
-from marl_llm.workflows import World
+from marl_llm.workflows import Environment
 
 ROOT = pathlib.Path(__file__).parents[2]
 SMALL = {
@@ -112,8 +112,8 @@ def test_a_model_has_only_options_that_there_are():
     assert ml.load_model("nano", lora_rank=3).options == {"preset": "nano", "kind": "trained", "lora_rank": 3}
 
 
-def closed_world(closed: list) -> World:
-    """A world of one's own, that says when it is closed."""
+def closed_environment(closed: list) -> Environment:
+    """An environment of one's own, that says when it is closed."""
     import dataclasses
 
     made = ml.make_game("sums")
@@ -122,19 +122,19 @@ def closed_world(closed: list) -> World:
 
 def test_an_object_of_ones_own_is_trained_and_stays_open(tmp_path):
     closed: list = []
-    world = closed_world(closed)
-    results = ml.train(world, "nano", "grpo", steps=1, workdir=tmp_path / "run", **SMALL)
+    environment = closed_environment(closed)
+    results = ml.train(environment, "nano", "grpo", steps=1, workdir=tmp_path / "run", **SMALL)
     assert results["steps"] == 1
     assert not closed
-    assert read_record(tmp_path / "run")["config"]["game"] == {"name": f"object {world.workflow.name}"}
+    assert read_record(tmp_path / "run")["config"]["game"] == {"name": f"object {environment.workflow.name}"}
     assert ml.evaluate(tmp_path / "run", tasks=2)["after"]["tasks"] == 2
 
 
 def test_an_object_of_another_process_is_asked_for_again():
     with pytest.raises(GameError, match="'object never given' was an object of another Python process: pass it to marl_llm.train again"):
         find_game("object never given")
-    with pytest.raises(GameError, match="neither a World nor a Game"):
-        name_of_game(World)
+    with pytest.raises(GameError, match="neither an Environment nor a Game"):
+        name_of_game(Environment)
 
 
 def test_training_works_in_a_process_that_has_started_jax(tmp_path):

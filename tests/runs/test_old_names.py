@@ -1,5 +1,6 @@
 """Names of earlier versions: run directories with them are read as their own, code is warned, flags and configs are told the new name."""
 
+import importlib
 import json
 import pathlib
 import shutil
@@ -12,6 +13,7 @@ import marl_llm as ml
 from marl_llm import hints, old_names, sampling
 from marl_llm.algorithms import FIELDS, make_recipe
 from marl_llm.algorithms.recipes import with_loss
+from marl_llm.games import make_game
 from marl_llm.reporting import read_episodes, read_metrics, worst_plays
 from marl_llm.runs import workdir
 from marl_llm.runs.api import make_config
@@ -19,6 +21,7 @@ from marl_llm.runs.card import run_card
 from marl_llm.runs.command import ConfigError
 from marl_llm.runs.sections import CoachSection, RolloutSection
 from marl_llm.viewing.runs import StoredRun
+from marl_llm.workflows import Environment
 from marl_llm.workflows.storage import read_trajectories
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -82,6 +85,22 @@ def test_an_old_name_of_the_engine_is_told_the_new_one():
         assert hasattr(sampling, new)
         with pytest.raises(AttributeError, match=f"{old} is called {new} now"):
             getattr(sampling, old)
+
+
+@pytest.mark.parametrize(("module", "old"), [(module, old) for module, names in old_names.MODULE_NAMES.items() for old in names])
+def test_code_that_imports_an_old_name_is_warned_and_gets_the_new_one(module, old):
+    room = importlib.import_module(module)
+    with pytest.warns(FutureWarning, match=f"{module}.{old} is called {old_names.MODULE_NAMES[module][old]} now"):
+        assert getattr(room, old) is getattr(room, old_names.MODULE_NAMES[module][old])
+    with pytest.raises(AttributeError, match=f"'{module}' has no attribute 'Wrld'"):
+        room.Wrld  # noqa: B018
+
+
+def test_a_file_of_a_game_that_names_the_old_type_is_played(tmp_path):
+    text = (pathlib.Path(__file__).parents[1] / "games" / "own" / "coached.py").read_text(encoding="utf-8")
+    (tmp_path / "before.py").write_text(text.replace("Environment", "World"), encoding="utf-8")
+    with pytest.warns(FutureWarning, match="World is called Environment now"), make_game(f"{tmp_path / 'before.py'}:echo") as game:
+        assert isinstance(game, Environment)
 
 
 def test_an_old_run_is_evaluated_viewed_and_continued_with_equal_figures(runs):

@@ -297,8 +297,8 @@ def test_a_replys_text_ends_before_its_stop_token_whose_id_is_told(asked):
 
 def test_words_that_the_vocabulary_lacks_are_refused_in_whatever_message_they_stand():
     tokenizer = train_pieces(("one", "two", "end"))
-    speech = PlainText(tokenizer, tuple(tokenizer.ids_of(("end",)).tolist()), "two")
-    answers = policy_answers(Dripping([2, 3], 2), "m", speech, max_prompt=64)
+    renderer = PlainText(tokenizer, tuple(tokenizer.ids_of(("end",)).tolist()), "two")
+    answers = policy_answers(Dripping([2, 3], 2), "m", renderer, max_prompt=64)
     messages = [{"role": "system", "content": "one"}, {"role": "user", "content": "two three"}, {"role": "user", "content": "four"}]
     for asked, lacks in ((messages, "2 of the words ('three', 'four')"), ("one three", "1 of the words ('three')")):
         with pytest.raises(RequestError, match=re.escape(lacks)):
@@ -470,11 +470,11 @@ def test_a_local_model_is_made_with_every_size_and_names_its_replies_by_its_file
             failure = client.complete([{"role": "user", "content": "x" * 49}], max_tokens=1).failure
         assert (failure.kind.value, "1 to 48 are served" in failure.message) == ("refused", True)
     assert made[0].closed
-    local.LocalModel(path, max_num_seqs=40, speech=lab.SPEECH).close()
+    local.LocalModel(path, max_num_seqs=40, renderer=lab.SPEECH).close()
     assert (made[1].sizes.max_num_seqs, made[1].sizes.admit, len(opened)) == (40, 16, 1)
     for positions, max_tokens, prompt in ((2048, 1024, 1024), (2048, 48, 2000), (40_960, 1024, 8192), (9216, 1024, 8192), (100, 1024, 1)):
         config.max_position = positions
-        local.LocalModel(path, max_tokens=max_tokens, speech=lab.SPEECH).close()
+        local.LocalModel(path, max_tokens=max_tokens, renderer=lab.SPEECH).close()
         assert made[-1].sizes.prompt_tokens == prompt
 
 
@@ -488,7 +488,7 @@ def test_a_large_local_model_is_read_where_it_was_loaded(monkeypatch):
     said = {}
     for large in (False, True):
         monkeypatch.setattr(local, "is_large", lambda config, platform, large=large: large)
-        with local.LocalModel("a", max_prompt=48, max_tokens=8, max_num_seqs=2, speech=lab.SPEECH) as model:
+        with local.LocalModel("a", max_prompt=48, max_tokens=8, max_num_seqs=2, renderer=lab.SPEECH) as model:
             replies = [model.answers([{"role": "user", "content": "hello"}], Options(temperature=0.0)).text]
             if large:
                 served = model._engine._schedulers["model"].weights.params["base"]

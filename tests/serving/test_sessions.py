@@ -91,7 +91,7 @@ def test_a_rewritten_history_forks_and_is_counted(tmp_path):
     assert [line["reencoded"] for line in lines] == [0, 0, 0, len(lines[3]["prompt"]) - past, len(lines[4]["prompt"])]
     assert about["lineages"] == 4
     assert lines[3]["prompt"][:past] == [*lines[0]["prompt"], *lines[0]["ids"]]
-    assert "Zwei." in policy.speech.tokenizer.decode(lines[3]["prompt"])
+    assert "Zwei." in policy.renderer.tokenizer.decode(lines[3]["prompt"])
 
 
 def test_a_reply_is_known_in_its_own_episode_and_of_its_own_model_and_tools_alone(tmp_path):
@@ -109,12 +109,12 @@ def test_a_reply_is_known_in_its_own_episode_and_of_its_own_model_and_tools_alon
 
 
 def test_a_model_without_a_chat_format_keeps_its_ids_too(tmp_path):
-    speech = PlainText(ByteTokenizer(specials=("<eos>",), stops=("<eos>",)), (257,))
-    policy = policy_answers(ScriptedEngine(speech, ["yes<eos>"]), "m", speech, max_prompt=400)
+    renderer = PlainText(ByteTokenizer(specials=("<eos>",), stops=("<eos>",)), (257,))
+    policy = policy_answers(ScriptedEngine(renderer, ["yes<eos>"]), "m", renderer, max_prompt=400)
     with ChatServer({"m": policy}, record=tmp_path / "plays.jsonl") as server:
         dialogue(server, 2)
     first, second = lines_of(tmp_path / "plays.jsonl")
-    assert second["prompt"] == [*first["prompt"], *first["ids"], *speech.tokenizer.encode("\nAnd now? 0")]
+    assert second["prompt"] == [*first["prompt"], *first["ids"], *renderer.tokenizer.encode("\nAnd now? 0")]
 
 
 def test_the_episodes_that_asked_longest_ago_are_forgotten_first(monkeypatch):

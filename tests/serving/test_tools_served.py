@@ -123,7 +123,7 @@ def test_a_recorded_call_keeps_the_ids_that_were_drawn(tmp_path):
         told = ask(server, "/episodes/a/v1/chat/completions", tools=[LOOK])["choices"][0]["message"]
     line = json.loads((tmp_path / "plays.jsonl").read_text())
     assert (line["tools"], line["tool_calls"], line["finish_reason"], line["text"]) == ([LOOK], told["tool_calls"], "tool_calls", "Look.")
-    assert policy.speech.tokenizer.decode(line["ids"]) == ended(f"Look. {CALL}")
+    assert policy.renderer.tokenizer.decode(line["ids"]) == ended(f"Look. {CALL}")
 
 
 @pytest.mark.parametrize(("family", "why"), [("smollm2", "no way to announce tools"), ("gemma2", "no way to announce tools")])

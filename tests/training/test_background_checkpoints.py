@@ -191,7 +191,7 @@ def test_with_several_processes_the_name_comes_when_all_parts_are_written_and_al
 
 RUN = """
 import pathlib, sys, time, jax, jax.numpy as jnp
-from marl_llm.training import Checkpoints, Policy, checkpoints
+from marl_llm.training import Checkpoints, TrainState, checkpoints
 folder, held = sys.argv[1], int(sys.argv[2])
 to_disk = checkpoints._to_disk
 def slow(partial):
@@ -202,7 +202,7 @@ def slow(partial):
 checkpoints._to_disk = slow
 update = jax.jit(lambda tree: jax.tree.map(lambda x: x * 1.5 + 1, tree), donate_argnums=0)
 with Checkpoints(folder, keep=3, background=True) as store:
-    policy, there = Policy({"w": jnp.arange(8.0)}, {"m": jnp.ones(3)}), store.steps()
+    policy, there = TrainState({"w": jnp.arange(8.0)}, {"m": jnp.ones(3)}), store.steps()
     if there:
         policy = store.restore(there[-1], {"a": policy})["a"]
     for step in range(there[-1] + 1 if there else 0, 6):
@@ -229,7 +229,7 @@ def test_a_kill_during_the_write_leaves_whole_checkpoints_and_the_run_goes_on(tm
         process = start(folder, -1)
         assert process.communicate(timeout=120)[0] == began
         assert process.returncode == 0
-    like = {"a": checkpoints.Policy({"w": jnp.zeros(8)}, {"m": jnp.zeros(3)})}
+    like = {"a": checkpoints.TrainState({"w": jnp.zeros(8)}, {"m": jnp.zeros(3)})}
     one, two = (Checkpoints(tmp_path / folder) for folder in ("killed", "whole"))
     assert one.steps() == two.steps() == [0, 3, 4, 5]
     for step in one.steps():

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marl_llm.training import CheckpointError, Checkpoints, checkpoints, make_optimizer, make_policy
+from marl_llm.training import CheckpointError, Checkpoints, checkpoints, make_optimizer, make_train_state
 
 
 def policies(width=4, seed=0, names=("a", "b")):
@@ -25,7 +25,7 @@ def policies(width=4, seed=0, names=("a", "b")):
 
     def one():
         params = {"embed": {"table": jnp.zeros((5, width))}, "layers": jnp.zeros((2, width, 3))}
-        leaves, tree = jax.tree.flatten(make_policy(params, optimizer))
+        leaves, tree = jax.tree.flatten(make_train_state(params, optimizer))
 
         def draw(x):
             return dice.integers(1, 99, x.shape) if jnp.issubdtype(x.dtype, jnp.integer) else dice.normal(size=x.shape)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_team import SHAPE, SPEECH, WORLD
+from test_team import ENVIRONMENT, SHAPE, SPEECH
 
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import LoraConfig, attach, compute_copy, init_adapters, init_params, score_packed
@@ -36,7 +36,7 @@ def test_copies_of_the_parameters_on_the_devices(recipe, masters, halves):
     specs = {name: ModelSpec(CONFIG, init_params(CONFIG, jax.random.key(n)), SPEECH) for n, name in enumerate(("first", "second"))}
     one = sum(x.nbytes for x in jax.tree.leaves(specs["first"].params))
     play = PlayOptions(max_num_seqs=2, decode_steps=2)
-    with HostedTeam(WORLD, separate(WORLD.workflow), specs, options, make_mesh(1), play=play) as team:
+    with HostedTeam(ENVIRONMENT, separate(ENVIRONMENT.workflow), specs, options, make_mesh(1), play=play) as team:
         cache = sum(figures["cache_bytes"] for name, figures in team._current.engine.stats().items() if name != "engine")
         del specs
         for moment in ("made", "begun", "measured"):
@@ -68,7 +68,7 @@ def test_a_swap_holds_no_copy_more_than_there_was(monkeypatch):
         return run
 
     with HostedTeam(
-        WORLD, separate(WORLD.workflow), specs, options, make_mesh(1), play=PlayOptions(max_num_seqs=2, decode_steps=2)
+        ENVIRONMENT, separate(ENVIRONMENT.workflow), specs, options, make_mesh(1), play=PlayOptions(max_num_seqs=2, decode_steps=2)
     ) as team:
         cache = sum(figures["cache_bytes"] for name, figures in team._current.engine.stats().items() if name != "engine")
         del specs
@@ -88,7 +88,7 @@ def adapted(how):
     specs = {name: ModelSpec(config, params, SPEECH, LoraConfig(rank=2)) for name in ("first", "second")}
     one = sum(x.nbytes for x in jax.tree.leaves(params))
     play = PlayOptions(max_num_seqs=2, decode_steps=2, lora_serving=how)
-    with HostedTeam(WORLD, separate(WORLD.workflow), specs, options, make_mesh(1), play=play) as team:
+    with HostedTeam(ENVIRONMENT, separate(ENVIRONMENT.workflow), specs, options, make_mesh(1), play=play) as team:
         del specs, params
         cache = team._current.engine.stats()["first"]["cache_bytes"] * (1 if how == "multi" else 2)
         batches = [team.play(0, 0, 4)]
@@ -116,7 +116,8 @@ def test_an_engine_that_is_closed_holds_nothing_on_the_devices():
     options = LearnerOptions(make_recipe("grpo"), make_optimizer(), row_tokens=16, minibatch=8)
     before = live()
     specs = {name: ModelSpec(CONFIG, init_params(CONFIG, jax.random.key(n)), SPEECH) for n, name in enumerate(("first", "second"))}
-    team = HostedTeam(WORLD, separate(WORLD.workflow), specs, options, make_mesh(1), play=PlayOptions(max_num_seqs=2, decode_steps=2))
+    play = PlayOptions(max_num_seqs=2, decode_steps=2)
+    team = HostedTeam(ENVIRONMENT, separate(ENVIRONMENT.workflow), specs, options, make_mesh(1), play=play)
     engine = team._current.engine
     team.play(0, 0, 4)
     team.close()
@@ -139,7 +140,7 @@ def with_seats(monkeypatch, assignment, large):
     specs = {name: ModelSpec(config, params, SPEECH, LoraConfig(rank=2)) for name in assignment.policies}
     with monkeypatch.context() as patch:
         patch.setattr(served, "is_large", lambda *_: large)
-        with HostedTeam(WORLD, assignment, specs, options, make_mesh(1), play=PlayOptions(max_num_seqs=2, decode_steps=2)) as team:
+        with HostedTeam(ENVIRONMENT, assignment, specs, options, make_mesh(1), play=PlayOptions(max_num_seqs=2, decode_steps=2)) as team:
             if large:
                 patch.setattr(learner, "merge", None)  # which would be called
             batch = team.play(0, 0, 4)
@@ -151,7 +152,7 @@ def with_seats(monkeypatch, assignment, large):
     return np.asarray(batch.tokens.ids), measured.outcomes
 
 
-@pytest.mark.parametrize("assignment", [separate(WORLD.workflow), shared(WORLD.workflow)], ids=["two", "one"])
+@pytest.mark.parametrize("assignment", [separate(ENVIRONMENT.workflow), shared(ENVIRONMENT.workflow)], ids=["two", "one"])
 def test_large_adapted_models_are_never_merged_on_a_cpu(monkeypatch, assignment):
     """Nor one alone, nor the start in an evaluation; what they play is what merged copies play."""
     (ids, outcomes), (merged_ids, merged_outcomes) = (with_seats(monkeypatch, assignment, large) for large in (True, False))
@@ -180,7 +181,7 @@ def test_ways_of_sampling_adapters_that_cannot_be_are_refused():
     specs = {name: ModelSpec(CONFIG, init_params(CONFIG, jax.random.key(0)), SPEECH) for name in ("first", "second")}
     for how, message in (("apart", "play.lora_serving='apart' is unknown"), ("multi", "no two models of this process have adapters")):
         with pytest.raises(WorkflowError, match=message):
-            HostedTeam(WORLD, separate(WORLD.workflow), specs, options, make_mesh(1), play=PlayOptions(lora_serving=how))
+            HostedTeam(ENVIRONMENT, separate(ENVIRONMENT.workflow), specs, options, make_mesh(1), play=PlayOptions(lora_serving=how))
 
 
 def test_what_is_parked_comes_back_as_the_compute_dtype_rounds_it():

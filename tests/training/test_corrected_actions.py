@@ -5,14 +5,14 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from test_team import ECHO, GRPO, WORLD, team
+from test_team import ECHO, ENVIRONMENT, GRPO, team
 
 from marl_llm.coaching import CoachGuide, rubric_coach
 from marl_llm.coaching.coached import Coaching
-from marl_llm.training.policy import make_plain_optimizer
+from marl_llm.training.train_state import make_plain_optimizer
 from marl_llm.workflows import shared
 
-UNPAID = dataclasses.replace(WORLD, workflow=dataclasses.replace(ECHO, rewards=()))
+UNPAID = dataclasses.replace(ENVIRONMENT, workflow=dataclasses.replace(ECHO, rewards=()))
 
 
 def coaching(better, corrections=0.3):
@@ -47,7 +47,7 @@ def test_a_team_learns_what_its_coach_would_have_said_while_all_scores_are_equal
         assert figures[-1]["corrected_loss"] < figures[0]["corrected_loss"] / 2
         assert one.evaluate({}, "test", 12).success > before
         (learner,) = one.learners.values()
-        assert not any(np.any(leaf) for leaf in jax.tree.leaves(learner.policy.optimizer) if leaf.ndim), "equal scores moved nothing"
+        assert not any(np.any(leaf) for leaf in jax.tree.leaves(learner.policy.opt_state) if leaf.ndim), "equal scores moved nothing"
 
 
 @pytest.mark.parametrize("better", ["", "no letter", "a a a"])

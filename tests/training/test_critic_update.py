@@ -12,7 +12,7 @@ from test_update import CONFIG, SGD, assert_close, assert_same, params
 
 from marl_llm.algorithms import Samples, make_recipe
 from marl_llm.models import Decoder, LoraConfig, prompt_mask, prompt_positions
-from marl_llm.training import LearnerOptions, TokenSample, Trained, Update, make_mesh, make_optimizer, make_policy, with_value_head
+from marl_llm.training import LearnerOptions, TokenSample, Trained, Update, make_mesh, make_optimizer, make_train_state, with_value_head
 from marl_llm.training.update import explained_variance
 
 CRITIC = dataclasses.replace(CONFIG, value_head=True)
@@ -137,7 +137,8 @@ def update_for(recipe, shared=False, devices=1, fsdp=1, optimizer=SGD, **options
 
 
 def ppo_step(recipe, samples, table, shared=False, plays=FIRST, seed=0, rates=RATES, **options):
-    policy, critic = make_policy(critic_params() if shared else params(), SGD), None if shared else make_policy(critic_params(), SGD)
+    policy = make_train_state(critic_params() if shared else params(), SGD)
+    critic = None if shared else make_train_state(critic_params(), SGD)
     ref = reference() if recipe.kl_coef else None
     update, rate = update_for(recipe, shared, **options), None if shared else rates[1]
     samples = in_one_shape(samples, options.get("minibatch"))
@@ -233,7 +234,7 @@ def test_a_critic_learns_the_returns_and_leaves_the_actor_to_its_own_rate():
     goal = np.where(table.turn == 1, 1.0, -0.5).astype(np.float32)
     table = dataclasses.replace(table, team=goal, local=np.zeros_like(goal))
     update = update_for(make_recipe("ppo"), optimizer=adam, epochs=8)
-    trained, figures = Trained(make_policy(params(), adam), make_policy(with_value_head(params()), adam)), []
+    trained, figures = Trained(make_train_state(params(), adam), make_train_state(with_value_head(params()), adam)), []
     for step in range(5):
         trained, metrics = update(trained, None, samples, table, FIRST, jnp.float32(0.0), step, critic_learning_rate=jnp.float32(0.02))
         figures.append(metrics)
@@ -257,7 +258,7 @@ def test_law_10_what_cannot_be_done_is_told():
     samples, table = make_samples()
     with pytest.raises(ValueError, match="adapters are trained: use critic='own'"):
         Update(LearnerOptions(OWN, SGD, 32, 4, critic="head"), CONFIG, make_mesh(1), LoraConfig())
-    policy, critic = make_policy(params(), SGD), make_policy(critic_params(), SGD)
+    policy, critic = make_train_state(params(), SGD), make_train_state(critic_params(), SGD)
     wrong = [
         (OWN, Trained(policy), {}, "a critic with a network of its own"),
         (make_recipe("at_grpo"), Trained(policy, critic), {}, "a critic with a network of its own"),

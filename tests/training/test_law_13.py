@@ -158,7 +158,7 @@ def test_law_2_what_was_sampled_truncated_is_what_is_scored(teams):
     for one in teams:
         recipe = make_recipe("grpo", group_size=3, temperature=0.8, top_k=3, top_p=0.9, rewards="mixed")
         one.options = dataclasses.replace(one.options, recipe=recipe)
-        models = {name: ModelSpec(learner.spec.config, learner.start, learner.spec.speech) for name, learner in one.learners.items()}
+        models = {name: ModelSpec(learner.spec.config, learner.start, learner.spec.renderer) for name, learner in one.learners.items()}
         options = dict(play=PLAY, seed=3, hosted=one is teams[1])
         with make_team(GAMES["plan_path"], one.assignment, models, one.options, one.mesh, **options) as other:
             batch = other.play(0, 0, E)

@@ -15,8 +15,8 @@ from marl_llm.training import TokenSample, make_mesh, make_optimizer
 from marl_llm.training.batch import Batch
 from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.packing import Tokens
-from marl_llm.training.policy import linear_decay, make_policy, step_policy
 from marl_llm.training.team import Team
+from marl_llm.training.train_state import apply_gradient, linear_decay, make_train_state
 from marl_llm.training.update import LearnerOptions, columns_of
 from marl_llm.workflows import Assignment
 
@@ -35,11 +35,11 @@ def test_d3_the_optimizers_memory_goes_from_step_to_step():
     """Two steps are optax's two steps; with a memory made anew, the second would be as long as a first one."""
     params, gradients = {"w": jnp.asarray([1.0, -2.0])}, ({"w": jnp.asarray([3.0, 0.1])}, {"w": jnp.asarray([-0.2, 0.4])})
     rate, optimizer = 0.1, make_optimizer(max_grad_norm=1.0)
-    policy = make_policy(params, optimizer)
+    policy = make_train_state(params, optimizer)
     reference = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate, b1=0.9, b2=0.99))
     state = reference.init(params)
     for gradient in gradients:
-        policy, norm = step_policy(policy, gradient, jnp.float32(rate), optimizer)
+        policy, norm = apply_gradient(policy, gradient, jnp.float32(rate), optimizer)
         updates, state = reference.update(gradient, state, params)
         params = optax.apply_updates(params, updates)
         np.testing.assert_allclose(policy.params["w"], params["w"], atol=1e-6)
@@ -49,7 +49,7 @@ def test_d3_the_optimizers_memory_goes_from_step_to_step():
 @pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.adamw(0.1), optax.lion(0.1), optax.sgd(optax.constant_schedule(0.1))])
 def test_any_ordinary_optax_optimizer_moves_a_policy_as_optax_moves_parameters(optimizer):
     params, gradient = {"w": jnp.asarray([1.0, -2.0])}, {"w": jnp.asarray([3.0, -0.1])}
-    policy, _ = step_policy(make_policy(params, optimizer), gradient, 1.0, optimizer)
+    policy, _ = apply_gradient(make_train_state(params, optimizer), gradient, 1.0, optimizer)
     want = optax.apply_updates(params, optimizer.update(gradient, optimizer.init(params), params)[0])
     np.testing.assert_array_equal(policy.params["w"], want["w"])
     assert np.all(np.sign(policy.params["w"] - params["w"]) == -np.sign(gradient["w"]))
@@ -79,11 +79,11 @@ def learners():
 
 def test_d5_the_memory_of_the_warm_up_ends_with_it(learners):
     learner = learners[0]
-    fresh = learner.policy.optimizer
+    fresh = learner.policy.opt_state
     warm = shifted(learner.policy.params, 1.0)
     learner.trained = learner.trained._replace(policy=learner.policy._replace(params=warm, optimizer=shifted(fresh, 3)))
     learner.start_rl()
-    assert same(learner.policy.optimizer, fresh)
+    assert same(learner.policy.opt_state, fresh)
     assert same(learner.policy.params, warm)
     assert same(learner.start, warm)
 
@@ -115,7 +115,7 @@ def test_adapters_keep_their_own_beginning_and_no_copy_of_the_base():
     assert [x.unsafe_buffer_pointer() for x in jax.tree.leaves(learner.reference["base"])] == [
         x.unsafe_buffer_pointer() for x in jax.tree.leaves(params)
     ]
-    later = make_policy(shifted(warm, 1.0), options.optimizer)
+    later = make_train_state(shifted(warm, 1.0), options.optimizer)
     jax.tree.map(lambda x: x.delete(), learner.policy)  # as an update that donates it
     learner.restore(later, None)
     assert same(learner.begun, warm)

@@ -10,7 +10,7 @@ from test_update import CONFIG, SGD, params
 
 from marl_llm.algorithms import RECIPES, make_recipe
 from marl_llm.models import LoraConfig, init_adapters
-from marl_llm.training import LearnerOptions, Trained, Update, make_mesh, make_policy, with_value_head
+from marl_llm.training import LearnerOptions, Trained, Update, make_mesh, make_train_state, with_value_head
 
 NARROW = dict(clip_low=1e-4, clip_high=1e-4)
 PUBLISHED = {name: make_recipe(name) for name in RECIPES}
@@ -35,7 +35,7 @@ def silent_update(recipe, dtype="bfloat16", lora=None, rate=0.0, **options):
     own = recipe.advantage_estimator == "critic" and options.get("critic", "own") == "own"
     head = recipe.advantage_estimator == "critic" and not own
     start = init_adapters(config, jax.random.key(1), lora) if lora else with_value_head(params()) if head else params()
-    trained = Trained(make_policy(start, SGD), make_policy(with_value_head(params()), SGD) if own else None)
+    trained = Trained(make_train_state(start, SGD), make_train_state(with_value_head(params()), SGD) if own else None)
     ref, base = reference() if recipe.kl_coef else None, params() if lora else None
     return update(trained, ref, samples, table, jnp.asarray([True, True]), jnp.float32(rate), 0, base=base)[1]
 

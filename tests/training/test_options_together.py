@@ -11,7 +11,7 @@ from test_critic_update import ppo_step
 from test_oversample import GRPO as OVER
 from test_oversample import instances, slow
 from test_packed_update import make_samples, unrolled
-from test_team import ECHO, WORLD, by_tokens, own, team
+from test_team import ECHO, ENVIRONMENT, by_tokens, own, team
 from test_update import RECIPE, assert_close, make_rows, params, step
 
 from marl_llm.algorithms import make_recipe
@@ -120,9 +120,9 @@ def test_a_correction_weighs_a_critics_policy_step_and_leaves_the_critic_alone(h
 def test_a_roles_running_mean_follows_its_returns_over_several_steps():
     """Each step: b becomes d^n b + (1 - d^n) times the mean pay of the role's n plays, whatever was taken off before."""
     rewards = (absolute(lambda call, way: 1.0 + own(call, way), ("first",), name="own"), by_tokens(0.7))
-    world = dataclasses.replace(WORLD, workflow=dataclasses.replace(ECHO, rewards=rewards))
+    environment = dataclasses.replace(ENVIRONMENT, workflow=dataclasses.replace(ECHO, rewards=rewards))
     wanted, seen = np.zeros(2), []
-    with team(make_recipe("spiral"), shared(ECHO), world) as one:
+    with team(make_recipe("spiral"), shared(ECHO), environment) as one:
         for number in range(3):
             batch = one.play(number, 6 * number, 6)
             found = one.learn(batch, 1e-3)["policy"]
@@ -138,8 +138,8 @@ def test_a_roles_running_mean_follows_its_returns_over_several_steps():
 
 def test_running_means_leave_out_rows_that_do_not_count():
     rewards = (broadcast(lambda way: 1.0), absolute(lambda call, way: 3.0, ("second",), name="more"))
-    world = dataclasses.replace(WORLD, workflow=dataclasses.replace(ECHO, rewards=rewards))
-    with team(make_recipe("spiral", rewards="mixed"), shared(ECHO), world) as one:
+    environment = dataclasses.replace(ENVIRONMENT, workflow=dataclasses.replace(ECHO, rewards=rewards))
+    with team(make_recipe("spiral", rewards="mixed"), shared(ECHO), environment) as one:
         batch = one.play(0, 0, 6)
         batch.table.where[(batch.table.agent == 1) | (batch.table.instance == 5)] = False
         found = one.learn(batch, 1e-3)["policy"]
@@ -195,14 +195,14 @@ def test_a_steered_kl_counts_the_samples_that_train_and_no_others():
 # ---------------------------------------------------------------------------------------------------- over-started steps and resume
 def test_a_run_that_goes_on_from_before_the_last_step_plays_what_that_step_had_been_left():
     """The state after step 1 is restored to play step 1 once more: it still begins with the tasks that step 0 had left."""
-    world, free = slow({1: 1_000, 2: 1_000})
-    with team(OVER, world=world, oversample=2) as one:
+    environment, free = slow({1: 1_000, 2: 1_000})
+    with team(OVER, environment=environment, oversample=2) as one:
         assert instances(one.play(0, 0, 4, 2)) == [0, 3, 4, 5]
         free()
         played = instances(one.play(1, 4, 4, 2))
         assert {1, 2} <= set(played)
         state = json.loads(json.dumps(one.state()))
-    with team(OVER, world=slow({})[0], oversample=2) as one:
+    with team(OVER, environment=slow({})[0], oversample=2) as one:
         one.restore(one.policies(), state)
         again, rest = one.play(1, 4, 4, 2), one.play(2, 8, 4, 0)
         assert sorted([*instances(again), *instances(rest)]) == [1, 2, 6, 7, 8, 9, 10, 11]
@@ -212,8 +212,8 @@ def test_a_run_that_goes_on_from_before_the_last_step_plays_what_that_step_had_b
 def test_late_plays_weigh_in_their_own_step_alone_and_pay_by_the_recipe():
     """Over-start beside a frozen role: the late plays' rows of the frozen role stay out, and the counts add up."""
     frozen = Assignment({"first": "first", "second": "second"}, {"second": Inside(trained=False)})
-    world, free = slow({1: 1_000})
-    with team(OVER, frozen, world, oversample=1) as one:
+    environment, free = slow({1: 1_000})
+    with team(OVER, frozen, environment, oversample=1) as one:
         first = one.play(0, 0, 4, 1)
         free()
         second = one.play(1, 4, 4, 0)

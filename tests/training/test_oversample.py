@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from test_team import ECHO, FIRST, LETTERS, SECOND, SPEC, WORLD, team
+from test_team import ECHO, ENVIRONMENT, FIRST, LETTERS, SECOND, SPEC, team
 
 from marl_llm.algorithms import make_recipe
 from marl_llm.training import HostedTeam, PlayOptions, make_mesh
@@ -17,7 +17,7 @@ GRPO = make_recipe("grpo", group_size=4, rewards="mixed", returns="immediate", s
 
 
 def slow(until):
-    """`WORLD` with a tool between the roles: task n answers once the tool was asked about a task of `until[n]` or above."""
+    """`ENVIRONMENT` with a tool between the roles: task n answers once the tool was asked about a task of `until[n]` or above."""
     asked, changed = [-1], threading.Condition()
 
     def wait(number):
@@ -32,7 +32,7 @@ def slow(until):
 
     node = tool(wait, "heard", name="wait", timeout_s=60)
     workflow = dataclasses.replace(ECHO, inputs=("letter", "number"), body=sequence(FIRST, node, SECOND))
-    return dataclasses.replace(WORLD, workflow=workflow, tasks=tasks), lambda: wait(1_000)
+    return dataclasses.replace(ENVIRONMENT, workflow=workflow, tasks=tasks), lambda: wait(1_000)
 
 
 def instances(batch):
@@ -47,10 +47,10 @@ def drawn(batch, tasks, role):
 
 
 def test_late_groups_belong_to_the_next_step_and_no_task_is_lost_or_trained_twice():
-    world, _ = slow({1: 6, 4: 6, 6: 10, 7: 10})
-    with team(GRPO, world=slow({})[0]) as still:
+    environment, _ = slow({1: 6, 4: 6, 6: 10, 7: 10})
+    with team(GRPO, environment=slow({})[0]) as still:
         want = still.play(0, 0, 6)
-    with team(GRPO, world=world, oversample=2) as one:
+    with team(GRPO, environment=environment, oversample=2) as one:
         first = one.play(0, 0, 4, 2)
         assert instances(first) == [0, 2, 3, 5]
         np.testing.assert_array_equal(first.version, 0)
@@ -80,8 +80,8 @@ def test_late_groups_belong_to_the_next_step_and_no_task_is_lost_or_trained_twic
 
 
 def test_an_evaluation_waits_for_late_plays_and_another_engine_mixes_up_no_version():
-    world, free = slow({1: 1_000})
-    with team(GRPO, world=world, oversample=1) as one:
+    environment, free = slow({1: 1_000})
+    with team(GRPO, environment=environment, oversample=1) as one:
         for step in range(2):  # so that the engine was given parameters more than once
             one.learn(one.play(100 + step, 400 + 4 * step, 4, 0), 1e-3)
         first = one.play(0, 0, 4, 1)
@@ -95,12 +95,12 @@ def test_an_evaluation_waits_for_late_plays_and_another_engine_mixes_up_no_versi
 
 
 def test_a_run_that_was_stopped_plays_what_was_late_from_its_start():
-    world, free = slow({1: 1_000, 2: 1_000})
-    with team(GRPO, world=world, oversample=2) as one:
+    environment, free = slow({1: 1_000, 2: 1_000})
+    with team(GRPO, environment=environment, oversample=2) as one:
         assert instances(one.play(0, 0, 4, 2)) == [0, 3, 4, 5]
         state = json.loads(json.dumps(one.state()))
         free()
-    with team(GRPO, world=slow({})[0], oversample=2) as one:
+    with team(GRPO, environment=slow({})[0], oversample=2) as one:
         one.restore(one.policies(), state)
         second, third = one.play(1, 4, 4, 2), one.play(2, 8, 4, 0)
         assert sorted([*instances(second), *instances(third)]) == [1, 2, 6, 7, 8, 9, 10, 11]
@@ -115,9 +115,9 @@ def test_what_fails_in_a_late_play_is_told_to_the_next_step():
             raise KeyError("broken")
         return number
 
-    world, _ = slow({})
-    workflow = dataclasses.replace(world.workflow, body=sequence(FIRST, tool(fault, "heard", name="look", timeout_s=60), SECOND))
-    with team(GRPO, world=dataclasses.replace(world, workflow=workflow), oversample=1) as one:
+    environment, _ = slow({})
+    workflow = dataclasses.replace(environment.workflow, body=sequence(FIRST, tool(fault, "heard", name="look", timeout_s=60), SECOND))
+    with team(GRPO, environment=dataclasses.replace(environment, workflow=workflow), oversample=1) as one:
         one.play(0, 0, 4, 1)
         calls.set()
         with pytest.raises(WorkflowError, match="look.*broken"):
@@ -142,6 +142,6 @@ def test_what_over_start_cannot_be_had_with_is_refused():
         options = one.options
     models = dict.fromkeys(("first", "second"), SPEC)
     with pytest.raises(WorkflowError, match="oversample=1 needs one device in each process and found 2"):
-        HostedTeam(WORLD, separate(ECHO), models, options, make_mesh(2), play=PlayOptions(oversample=1))
+        HostedTeam(ENVIRONMENT, separate(ECHO), models, options, make_mesh(2), play=PlayOptions(oversample=1))
     with pytest.raises(WorkflowError, match="oversample=1: batch_invariant"):
-        HostedTeam(WORLD, separate(ECHO), models, options, make_mesh(1), play=PlayOptions(oversample=1, batch_invariant=True))
+        HostedTeam(ENVIRONMENT, separate(ECHO), models, options, make_mesh(1), play=PlayOptions(oversample=1, batch_invariant=True))

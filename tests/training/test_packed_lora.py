@@ -20,9 +20,9 @@ from marl_llm.training import (
     Trained,
     Update,
     make_mesh,
-    make_policy,
     make_sft,
     make_token_kl,
+    make_train_state,
     with_value_head,
 )
 
@@ -62,7 +62,7 @@ def plain_imitation():
 def test_imitation_steps_on_the_mean_likelihood_of_plain_rows_however_it_is_cut():
     value, gradient = plain_imitation()(params())
     for options in ({}, dict(microbatch_tokens=40), dict(devices=2, row_tokens=11, microbatch_tokens=22)):
-        policy, metrics = imitation_for(**options)(make_policy(params(), SGD), pairs(), 1.0)
+        policy, metrics = imitation_for(**options)(make_train_state(params(), SGD), pairs(), 1.0)
         assert_close(jax.tree.map(lambda a, b: a - b, params(), policy.params), gradient)
         assert metrics["loss"] == pytest.approx(float(value), rel=1e-5)
         assert metrics["tokens"] == sum(s.response.size for s in make_samples()[0])
@@ -72,7 +72,7 @@ def test_imitation_steps_on_the_mean_likelihood_of_plain_rows_however_it_is_cut(
 
 def test_imitation_of_nothing_changes_nothing_and_what_does_not_fit_is_named():
     sft_step = imitation_for()
-    policy, metrics = sft_step(make_policy(params(), SGD), [], 1.0)
+    policy, metrics = sft_step(make_train_state(params(), SGD), [], 1.0)
     assert_same(policy.params, params())
     assert metrics == {"loss": 0.0, "grad_norm": 0.0, "tokens": 0.0}
     with pytest.raises(PackingError, match="'pair 1' has 30 "):
@@ -86,7 +86,7 @@ def test_imitation_with_adapters_has_the_loss_of_the_merged_model_and_moves_them
     value, _ = plain_imitation()(merge(base, adapters(), LORA))
     of_adapters = jax.jit(jax.grad(lambda a: plain_imitation()(merge(base, a, LORA))[0]))
     for options in ({}, dict(fsdp=2, microbatch_tokens=32)):
-        policy, metrics = imitation_for(LORA, **options)(make_policy(adapters(), SGD), pairs(), 1.0, base)
+        policy, metrics = imitation_for(LORA, **options)(make_train_state(adapters(), SGD), pairs(), 1.0, base)
         assert metrics["loss"] == pytest.approx(float(value), rel=1e-4)
         assert_close(jax.tree.map(lambda a, b: a - b, adapters(), policy.params), of_adapters(adapters()))
         assert_same(base, params())
@@ -105,8 +105,8 @@ def test_the_update_of_adapters_is_the_full_update_seen_through_them():
     recipe = dataclasses.replace(recipe, kl_coef=0.05)  # the reference is plain, whatever the policy is
     merged, base = merge(params(), adapters(), LORA), jax.tree.map(jnp.copy, params())
     args = reference(), *make_samples(), BOTH, ONE, 0
-    (full, _), usual = packed_for(recipe)(Trained(make_policy(merged, SGD)), *args)
-    (policy, _), metrics = packed_for(recipe, lora=LORA)(Trained(make_policy(adapters(), SGD)), *args, base=base)
+    (full, _), usual = packed_for(recipe)(Trained(make_train_state(merged, SGD)), *args)
+    (policy, _), metrics = packed_for(recipe, lora=LORA)(Trained(make_train_state(adapters(), SGD)), *args, base=base)
     assert_close(jax.tree.map(lambda a, b: a - b, adapters(), policy.params), projected(merged, full.params))
     assert metrics["loss"] == pytest.approx(usual["loss"], rel=1e-4)
     assert metrics["kl"] == pytest.approx(usual["kl"], rel=1e-4)
@@ -115,7 +115,7 @@ def test_the_update_of_adapters_is_the_full_update_seen_through_them():
     assert not np.array_equal(policy.params["block_0"]["attention"]["query"]["a"], adapters()["block_0"]["attention"]["query"]["a"])
     for options, extra in ((dict(lora=LORA), None), ({}, base)):
         with pytest.raises(ValueError, match="frozen base"):
-            packed_for(recipe, **options)(Trained(make_policy(merged, SGD)), *args, base=extra)
+            packed_for(recipe, **options)(Trained(make_train_state(merged, SGD)), *args, base=extra)
 
 
 def test_ppo_trains_adapters_beside_a_critic_of_full_parameters():
@@ -124,7 +124,7 @@ def test_ppo_trains_adapters_beside_a_critic_of_full_parameters():
     moved = []
     for start, lora, base in ((merged, None, None), (adapters(), LORA, params())):
         update = Update(LearnerOptions(recipe, SGD, 32, 100), CONFIG, make_mesh(1), lora)
-        policies = Trained(make_policy(start, SGD), make_policy(critic, SGD))
+        policies = Trained(make_train_state(start, SGD), make_train_state(critic, SGD))
         moved.append(update(policies, None, *make_samples(), BOTH, ONE, 0, base=base))
     ((full, full_critic), usual), ((policy, own_critic), metrics) = moved
     assert_close(jax.tree.map(lambda a, b: a - b, adapters(), policy.params), projected(merged, full.params))

@@ -11,7 +11,7 @@ from test_update import CONFIG, SGD, G, K, assert_close, assert_same, make_rows,
 
 from marl_llm.algorithms import Samples, advantages_for, loss_for, make_recipe
 from marl_llm.models import Decoder, packed, prompt_mask, prompt_positions
-from marl_llm.training import LearnerOptions, PackingError, TokenSample, Trained, Update, make_mesh, make_policy
+from marl_llm.training import LearnerOptions, PackingError, TokenSample, Trained, Update, make_mesh, make_train_state
 from marl_llm.training.mesh import accepted, update_options
 from marl_llm.training.packing import RowShape, Tokens
 
@@ -115,7 +115,7 @@ def in_one_shape(samples, minibatch):
 def packed_step(recipe, samples, table, plays=BOTH, seed=0, kl_coef=None, **options):
     samples = in_one_shape(samples, options.get("minibatch"))
     ref = reference() if recipe.kl_coef else None
-    start = Trained(make_policy(params(), SGD))
+    start = Trained(make_train_state(params(), SGD))
     trained, metrics = packed_for(recipe, **options)(start, ref, samples, table, plays, jnp.float32(1.0), seed, kl_coef=kl_coef)
     return jax.tree.map(np.asarray, trained.policy.params), metrics
 
@@ -195,7 +195,7 @@ def test_each_minibatch_has_the_advantages_of_its_own_samples(name):
     update, ref_params = packed_for(recipe, minibatch=1), reference() if recipe.kl_coef else None
 
     def step(rate):
-        return update(Trained(make_policy(params(), SGD)), ref_params, in_one_shape(samples, 1), table, BOTH, jnp.float32(rate), 0)
+        return update(Trained(make_train_state(params(), SGD)), ref_params, in_one_shape(samples, 1), table, BOTH, jnp.float32(rate), 0)
 
     _, metrics = step(0.0)
     assert metrics["updates"] == len(parts)

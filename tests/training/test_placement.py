@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh
-from test_team import FIRST, SECOND, SHAPE, SPEECH, WORLD
+from test_team import ENVIRONMENT, FIRST, SECOND, SHAPE, SPEECH
 
 from experiments.configs import quickstart
 from marl_llm.algorithms import make_recipe
@@ -33,7 +33,8 @@ def team(hosted, split, recipe, optimizer):
     parts = parts_of(split_evenly(names, 2), names, MESH) if split else None
     options = LearnerOptions(recipe, optimizer, row_tokens=64, minibatch=8)
     play = PlayOptions(max_num_seqs=16, decode_steps=4, batch_invariant=True) if hosted else None
-    return make_team(WORLD if hosted else GAME, Assignment({n: n for n in names}), specs, options, MESH, parts=parts, play=play, seed=1)
+    game = ENVIRONMENT if hosted else GAME
+    return make_team(game, Assignment({n: n for n in names}), specs, options, MESH, parts=parts, play=play, seed=1)
 
 
 def ids_of(batch):

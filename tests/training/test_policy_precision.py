@@ -9,8 +9,8 @@ import pytest
 from marl_llm.models import LoraConfig, ModelConfig, init_params
 from marl_llm.models.lora import init_adapters
 from marl_llm.models.transformer import stack_layers
-from marl_llm.training import decayed, make_optimizer, make_policy
-from marl_llm.training.policy import fresh_policy, step_policy
+from marl_llm.training import decayed, make_optimizer, make_train_state
+from marl_llm.training.train_state import apply_gradient, fresh_train_state
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -20,13 +20,14 @@ def test_b12_small_steps_are_not_lost_in_a_bfloat16_model(fresh):
         param_dtype="bfloat16", compute_dtype="bfloat16",
     )  # fmt: skip
     optimizer = make_optimizer()
-    policy = fresh_policy(config, jax.random.key(0), optimizer) if fresh else make_policy(init_params(config, jax.random.key(0)), optimizer)
+    key = jax.random.key(0)
+    policy = fresh_train_state(config, key, optimizer) if fresh else make_train_state(init_params(config, key), optimizer)
 
     def floats(tree):
         return [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
 
     gradient = jax.tree.map(lambda x: jnp.ones(x.shape, jnp.float32), policy.params)
-    step = jax.jit(lambda p: step_policy(p, gradient, jnp.float32(1e-6), optimizer)[0])
+    step = jax.jit(lambda p: apply_gradient(p, gradient, jnp.float32(1e-6), optimizer)[0])
     after = policy
     for _ in range(3):
         after = step(after)
@@ -51,8 +52,8 @@ WHOLE = ModelConfig(
 def test_weight_decay_leaves_norms_biases_and_embeddings_as_they_are(optimizer, layout):
     params = jax.tree.map(lambda x: x + 0.5, init_params(WHOLE, jax.random.key(0)))
     params = stack_layers(params) if layout == "stacked" else params
-    policy = make_policy(params, optimizer)
-    moved, _ = step_policy(policy, jax.tree.map(jnp.zeros_like, policy.params), 0.1, optimizer)
+    policy = make_train_state(params, optimizer)
+    moved, _ = apply_gradient(policy, jax.tree.map(jnp.zeros_like, policy.params), 0.1, optimizer)
     before, after = leaves(policy.params), leaves(moved.params)
     still = {name for name in before if np.array_equal(before[name], after[name])}
     assert still == {name for name in before if any(part in name for part in ("norm", "bias", "embedding"))}

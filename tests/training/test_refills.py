@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from test_law_13 import GAMES, PLAY, SGD, responses
-from test_team import WORLD
+from test_team import ENVIRONMENT
 from test_team import team as workflow_team
 
 from marl_llm.algorithms import Samples, make_recipe
@@ -195,4 +195,4 @@ def test_what_has_no_groups_or_does_not_know_its_next_tasks_is_refused():
     with pytest.raises(WorkflowError, match=r"refills=2: control\.permute_rewards"):
         workflow_team(refills=2, permute_rewards=True)
     with pytest.raises(WorkflowError, match="refills=2: max_staleness=1"):
-        workflow_team(make_recipe("grpo", group_size=4, rollout_correction="mask"), world=WORLD, refills=2, max_staleness=1)
+        workflow_team(make_recipe("grpo", group_size=4, rollout_correction="mask"), environment=ENVIRONMENT, refills=2, max_staleness=1)

@@ -6,7 +6,7 @@ import types
 import jax
 import numpy as np
 import pytest
-from test_team import GRPO, SHAPE, SPEECH, WORLD
+from test_team import ENVIRONMENT, GRPO, SHAPE, SPEECH
 
 from marl_llm.models import init_params, make_model_config
 from marl_llm.training import HostedTeam, Learner, LearnerOptions, ModelSpec, PlayOptions, make_mesh, make_optimizer
@@ -69,7 +69,7 @@ def test_devices_share_what_is_sampled_from_otherwise_than_an_update():
     def played(tensor):
         specs = {name: ModelSpec(config, init_params(config, jax.random.key(n)), SPEECH) for n, name in enumerate(("first", "second"))}
         play = PlayOptions(max_num_seqs=4, decode_steps=2, tensor=tensor)
-        with HostedTeam(WORLD, separate(WORLD.workflow), specs, options, mesh, play=play) as team:
+        with HostedTeam(ENVIRONMENT, separate(ENVIRONMENT.workflow), specs, options, mesh, play=play) as team:
             batches = [team.play(0, 0, 4)]
             team.learn(batches[0], 0.05, None)
             batches.append(team.play(1, 4, 4))

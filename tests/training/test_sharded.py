@@ -11,7 +11,7 @@ from marl_llm.algorithms import make_recipe
 from marl_llm.games import make_game
 from marl_llm.models import SAMPLE, TRAIN, ModelConfig, init_params, param_shardings, place, stack_layers, unstack_layers
 from marl_llm.rollout import model_player
-from marl_llm.training import Trained, make_mesh, make_policy, make_rollout, sampling_of
+from marl_llm.training import Trained, make_mesh, make_rollout, make_train_state, sampling_of
 
 
 @pytest.mark.parametrize("axes", [(2, 2, 2), (1, 4, 2)])
@@ -19,7 +19,7 @@ def test_law_5_a_split_model_takes_the_same_step(axes):
     rows = make_rows()
     want, figures = step(rows, minibatch=8)
     mesh = make_mesh(*axes)
-    start = make_policy(stack_layers(params()), SGD)
+    start = make_train_state(stack_layers(params()), SGD)
     kept = param_shardings(start.params, mesh, TRAIN)
     placed = jax.device_put(start, param_shardings(start, mesh, TRAIN))
     spec = placed.params["blocks"]["block"]["attention"]["query"]["kernel"].sharding.spec

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from test_oversample import GRPO, slow
-from test_team import ECHO, SPEC, WORLD, gated, team
+from test_team import ECHO, ENVIRONMENT, SPEC, gated, team
 
 from marl_llm.algorithms import make_recipe
 from marl_llm.training import HostedTeam, PlayOptions, make_mesh
@@ -18,12 +18,12 @@ from marl_llm.workflows import WorkflowError, separate, shared, with_roles
 from marl_llm.workflows.storage import from_json, to_json
 
 
-def longer(world):
+def longer(environment):
     """The second role says up to eight tokens: the first comes with the prompt, then chunks of two."""
     def roles(role):
         return dataclasses.replace(role, max_tokens=8 if role.name == "second" else 2)
 
-    return dataclasses.replace(world, workflow=with_roles(world.workflow, roles))
+    return dataclasses.replace(environment, workflow=with_roles(environment.workflow, roles))
 
 
 def hold(one, count):
@@ -76,8 +76,8 @@ def check(batch, before, after):
 
 
 def test_a_step_that_is_played_ahead_goes_on_with_what_the_update_made():
-    world, gate = gated()
-    with team(GRPO, shared(ECHO), world=longer(world), max_staleness=1, weight_update="in_flight") as one:
+    environment, gate = gated()
+    with team(GRPO, shared(ECHO), environment=longer(environment), max_staleness=1, weight_update="in_flight") as one:
         first = one.play(0, 0, 6)
         assert first.figures["mixed_share"] == 0.0
         scheduler, held = hold(one, 16)  # all slots
@@ -103,8 +103,8 @@ def test_a_step_that_is_played_ahead_goes_on_with_what_the_update_made():
 
 
 def test_late_plays_go_on_with_the_parameters_of_the_next_step():
-    world, free = slow({1: 1_000})
-    with team(GRPO, shared(ECHO), world=longer(world), oversample=1, weight_update="in_flight") as one:
+    environment, free = slow({1: 1_000})
+    with team(GRPO, shared(ECHO), environment=longer(environment), oversample=1, weight_update="in_flight") as one:
         first = one.play(0, 0, 4, 1)
         one.learn(first, 1e-2)
         _, held = hold(one, 4)
@@ -136,4 +136,4 @@ def test_what_it_cannot_be_had_with_is_refused():
         options = one.options
     models = dict.fromkeys(("first", "second"), SPEC)
     with pytest.raises(WorkflowError, match="weight_update=in_flight: it would have no effect"):
-        HostedTeam(WORLD, separate(ECHO), models, options, make_mesh(1), play=PlayOptions(weight_update="in_flight"))
+        HostedTeam(ENVIRONMENT, separate(ECHO), models, options, make_mesh(1), play=PlayOptions(weight_update="in_flight"))

@@ -12,7 +12,7 @@ from test_update import CONFIG, SGD, assert_close, params
 
 from marl_llm.algorithms import divergence, make_recipe, reduce_parts
 from marl_llm.models import Decoder, prompt_mask, prompt_positions
-from marl_llm.training import LearnerOptions, Trained, Update, make_mesh, make_policy
+from marl_llm.training import LearnerOptions, Trained, Update, make_mesh, make_train_state
 from marl_llm.training.distillation import Teacher, Teaching, teaching_of
 
 ALONE = dict(group_size=2, policy_coef=0.0, distill_coef=1.0)
@@ -42,7 +42,7 @@ def step(recipe, teaching=TWO, teachers=None, start=None, order=None, rate=1.0, 
     samples, table = make_samples()
     if order is not None:
         samples, table = [samples[i] for i in order], jax.tree.map(lambda x: x[order], table)
-    begun = Trained(make_policy(params() if start is None else start, SGD))
+    begun = Trained(make_train_state(params() if start is None else start, SGD))
     teachers = (reference(), second()) if teachers is None else teachers
     samples = in_one_shape(samples, options.get("minibatch"))
     trained, metrics = made(recipe, teaching, **options)(begun, None, samples, table, BOTH, jnp.float32(rate), 0, teachers=teachers)

@@ -19,6 +19,7 @@ from marl_llm.training.compiled import CompiledTeam
 from marl_llm.training.rollouts import Played
 from marl_llm.workflows import (
     Assignment,
+    Environment,
     FormatError,
     Inside,
     PlainText,
@@ -27,7 +28,6 @@ from marl_llm.workflows import (
     Task,
     Workflow,
     WorkflowError,
-    World,
     alternate,
     separate,
     sequence,
@@ -83,20 +83,22 @@ def teacher(turn):
     return turn.fields["letter"] if turn.random.random() < 0.5 else turn.random.choice(LETTERS)
 
 
-WORLD = World(ECHO, tasks, "right", SPEECH, teacher)
+ENVIRONMENT = Environment(ECHO, tasks, "right", SPEECH, teacher)
 PARAMS = init_params(SHAPE, jax.random.key(0))
 SPEC = ModelSpec(SHAPE, PARAMS, SPEECH)
 GRPO = make_recipe("grpo", group_size=4, rewards="mixed", returns="immediate", scale_advantages="none")
 
 
-def team(recipe=GRPO, assignment=None, world=WORLD, specs=None, max_staleness=0, oversample=0, weight_update="blocking", block_pool="own",
-         **options):
-    assignment = assignment or separate(world.workflow)
+def team(
+    recipe=GRPO, assignment=None, environment=ENVIRONMENT, specs=None, max_staleness=0, oversample=0, weight_update="blocking",
+    block_pool="own", **options
+):  # fmt: skip
+    assignment = assignment or separate(environment.workflow)
     learner = LearnerOptions(recipe, make_optimizer(), row_tokens=64, minibatch=8)
     specs = specs or dict.fromkeys(assignment.policies, SPEC)
     play = PlayOptions(max_num_seqs=16, decode_steps=2, max_staleness=max_staleness, oversample=oversample, weight_update=weight_update,
                        block_pool=block_pool)
-    return make_team(world, assignment, specs, learner, make_mesh(1), play=play, **options)
+    return make_team(environment, assignment, specs, learner, make_mesh(1), play=play, **options)
 
 
 def run(one, steps=1, rate=1e-2, first=0):
@@ -129,8 +131,8 @@ def test_a_team_learns_and_the_control_with_permuted_rewards_does_not():
 def test_pay_that_the_recipe_leaves_out_is_told_once():
     for kind, left_out, message in (("team", "local", "of second"), ("local", "team", "of first, second")):
         rewards = (broadcast(lambda way: 1.0), by_tokens(1.0)) if left_out == "team" else (broadcast(right), by_tokens(1.0))
-        world = dataclasses.replace(WORLD, workflow=dataclasses.replace(ECHO, rewards=rewards))
-        with team(make_recipe("grpo", group_size=4, rewards=kind), world=world) as one:
+        environment = dataclasses.replace(ENVIRONMENT, workflow=dataclasses.replace(ECHO, rewards=rewards))
+        with team(make_recipe("grpo", group_size=4, rewards=kind), environment=environment) as one:
             batch = one.play(0, 0, 6)
             told = rf"reads {kind} rewards only; the {left_out} rewards {message} train nothing.*rewards='mixed'"
             with pytest.warns(UserWarning, match=told):
@@ -158,8 +160,8 @@ def test_a_model_learns_from_the_rows_of_its_own_roles_alone():
     ends = []
     for weight in (0.0, 5.0):
         rewards = (absolute(own, ("first",), name="own"), by_tokens(weight))
-        world = dataclasses.replace(WORLD, workflow=dataclasses.replace(ECHO, rewards=rewards))
-        with team(world=world) as one:
+        environment = dataclasses.replace(ENVIRONMENT, workflow=dataclasses.replace(ECHO, rewards=rewards))
+        with team(environment=environment) as one:
             (figures,) = run(one)
             ends.append({name: learner.params for name, learner in one.learners.items()})
             assert figures["first"]["grad_norm"] > 0
@@ -209,7 +211,7 @@ def test_every_recipe_steps(recipe, critic):
     made = make_recipe(recipe, **options)
     learner = LearnerOptions(made, make_optimizer(), row_tokens=64, minibatch=8, critic=critic)
     specs = dict.fromkeys(("first", "second"), SPEC)
-    with HostedTeam(WORLD, separate(ECHO), specs, learner, make_mesh(1), play=PlayOptions(16, 2)) as one:
+    with HostedTeam(ENVIRONMENT, separate(ECHO), specs, learner, make_mesh(1), play=PlayOptions(16, 2)) as one:
         steps = run(one, steps=2)
         for figures in steps:
             assert set(figures) == {"first", "second"}
@@ -290,18 +292,19 @@ def test_what_cannot_be_is_refused():
     options = LearnerOptions(make_recipe("ppo"), make_optimizer(), 64, 8, critic="head")
     adapted = dict.fromkeys(("first", "second"), ModelSpec(SHAPE, PARAMS, SPEECH, LoraConfig(2)))
     with pytest.raises(ValueError, match="adapters are trained: use critic='own'"):
-        HostedTeam(WORLD, separate(ECHO), adapted, options, make_mesh(1))
-    with pytest.raises(WorkflowError, match="no scripted player to imitate"), team(world=dataclasses.replace(WORLD, script=None)) as one:
+        HostedTeam(ENVIRONMENT, separate(ECHO), adapted, options, make_mesh(1))
+    unscripted = dataclasses.replace(ENVIRONMENT, script=None)
+    with pytest.raises(WorkflowError, match="no scripted player to imitate"), team(environment=unscripted) as one:
         one.sft_step(0, 4, 1e-2)
     with pytest.raises(WorkflowError, match="its headline 'score' is no metric of the workflow \\(right\\)"):
-        dataclasses.replace(WORLD, headline="score")
+        dataclasses.replace(ENVIRONMENT, headline="score")
 
 
 def test_a_tree_that_cannot_be_is_refused_and_leaves_no_engine_behind():
     beside = dataclasses.replace(ECHO, body=together(FIRST, dataclasses.replace(SECOND, prompt="again")), rewards=(format_penalty(0.5),))
     before = threading.active_count()
     with pytest.raises(WorkflowError, match="node 'first' runs beside others, where a play cannot fork"):
-        team(make_recipe("at_grpo"), world=dataclasses.replace(WORLD, workflow=beside))
+        team(make_recipe("at_grpo"), environment=dataclasses.replace(ENVIRONMENT, workflow=beside))
     assert threading.active_count() == before
 
 
@@ -316,10 +319,10 @@ def test_a_scripted_role_speaks_beside_a_policy_and_is_no_sample():
 
 def test_self_play_takes_off_each_roles_running_mean_and_keeps_it_in_checkpoints(monkeypatch):
     zero_sum = (absolute(lambda call, way: 1.0, ("first",), name="won"), absolute(lambda call, way: -1.0, ("second",), name="lost"))
-    world = dataclasses.replace(WORLD, workflow=dataclasses.replace(ECHO, rewards=zero_sum))
+    environment = dataclasses.replace(ENVIRONMENT, workflow=dataclasses.replace(ECHO, rewards=zero_sum))
     figures = {"kl": 0.0, "tied_share/0": 0.0, "tied_share/1": 0.0}
     monkeypatch.setattr(Learner, "learn", lambda self, *_: dict(figures))  # advantages come before it
-    with team(make_recipe("spiral"), shared(ECHO), world) as one:
+    with team(make_recipe("spiral"), shared(ECHO), environment) as one:
         batch = one.play(0, 0, 6)
         found = one.learn(batch, 1e-3)["policy"]
         moved = 1 - 0.95**6
@@ -328,7 +331,7 @@ def test_self_play_takes_off_each_roles_running_mean_and_keeps_it_in_checkpoints
         one.learn(batch, 1e-3)
         np.testing.assert_allclose(one.advantages, np.where(batch.table.agent == 0, 1 - moved, moved - 1), atol=1e-6)
         start, state, running = one.policies(), json.loads(json.dumps(one.state())), one.running
-    with team(make_recipe("spiral"), shared(ECHO), world) as again:
+    with team(make_recipe("spiral"), shared(ECHO), environment) as again:
         again.restore_start({name: policy.params for name, policy in start.items()})
         again.restore(start, state)
         np.testing.assert_array_equal(again.running, running)
@@ -336,7 +339,7 @@ def test_self_play_takes_off_each_roles_running_mean_and_keeps_it_in_checkpoints
 
 def test_opponents_that_would_share_one_outcome_are_warned_of_once():
     zero_sum = (broadcast(lambda way: 1.0, ("first",)), broadcast(lambda way: -1.0, ("second",)))
-    rival = dataclasses.replace(WORLD, workflow=dataclasses.replace(ECHO, rewards=zero_sum))
+    rival = dataclasses.replace(ENVIRONMENT, workflow=dataclasses.replace(ECHO, rewards=zero_sum))
     told = "returns='outcome' gives all roles of a play one return, but first was paid for winning and second for losing. Use returns='imm"
     with team(make_recipe("grpo"), shared(ECHO), rival) as one:
         with pytest.warns(UserWarning, match=told):
@@ -344,8 +347,8 @@ def test_opponents_that_would_share_one_outcome_are_warned_of_once():
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             one.learn(one.play(1, 0, 2), 1e-3)
-    for recipe, world in ((make_recipe("grpo", returns="immediate"), rival), (make_recipe("grpo"), WORLD)):
-        with team(recipe, shared(ECHO), world) as one, warnings.catch_warnings():
+    for recipe, environment in ((make_recipe("grpo", returns="immediate"), rival), (make_recipe("grpo"), ENVIRONMENT)):
+        with team(recipe, shared(ECHO), environment) as one, warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*for losing")
             one.learn(one.play(0, 0, 2), 1e-3)
 
@@ -366,18 +369,18 @@ def test_models_that_draw_pages_from_one_pool_play_and_learn_the_same():
 
 # ---------------------------------------------------------------------------------------------------- played ahead
 def gated():
-    """`WORLD` with a tool between the roles that answers while the gate is open, and the gate."""
+    """`ENVIRONMENT` with a tool between the roles that answers while the gate is open, and the gate."""
     gate = threading.Event()
     gate.set()
     wait = tool(lambda one: one if gate.wait(60) else None, "heard", name="wait", timeout_s=60)
-    return dataclasses.replace(WORLD, workflow=dataclasses.replace(ECHO, body=sequence(FIRST, wait, SECOND))), gate
+    return dataclasses.replace(ENVIRONMENT, workflow=dataclasses.replace(ECHO, body=sequence(FIRST, wait, SECOND))), gate
 
 
 def test_a_step_is_played_beside_the_update_with_the_parameters_of_before():
-    world, gate = gated()
-    with team(world=world) as still:
+    environment, gate = gated()
+    with team(environment=environment) as still:
         want = still.play(1, 6, 6)  # nothing was learned
-    with team(world=world, max_staleness=1) as one:
+    with team(environment=environment, max_staleness=1) as one:
         first = one.play(0, 0, 6)
         gate.clear()
         one.prepare(1, 6, 6)
@@ -396,12 +399,12 @@ def test_a_step_is_played_beside_the_update_with_the_parameters_of_before():
 
 
 def test_an_evaluation_waits_for_what_is_played_ahead_and_sees_what_was_learned():
-    world, gate = gated()
-    with team(world=world) as one:
+    environment, gate = gated()
+    with team(environment=environment) as one:
         want = one.play(1, 6, 6)  # nothing was learned
         one.learn(one.play(0, 0, 6), 1e-1)
         learned = [x.team for x in one.evaluate({}, "test", 12).outcomes]
-    with team(world=world, max_staleness=1) as one:
+    with team(environment=environment, max_staleness=1) as one:
         first = one.play(0, 0, 6)
         gate.clear()
         one.prepare(1, 6, 6)
@@ -419,20 +422,21 @@ def test_what_fails_ahead_is_told_to_whoever_fetches_it_and_a_team_closes_over_a
         raise KeyError("broken")
 
     broken = dataclasses.replace(ECHO, body=sequence(FIRST, tool(fault, "seen", name="look", timeout_s=5), SECOND))
-    with team(world=dataclasses.replace(WORLD, workflow=broken), max_staleness=1) as one:
+    with team(environment=dataclasses.replace(ENVIRONMENT, workflow=broken), max_staleness=1) as one:
         one.prepare(0, 0, 6)
         with pytest.raises(WorkflowError, match="look.*broken"):
             one.play(0, 0, 6)
-    world, gate = gated()
+    environment, gate = gated()
     gate.clear()
-    with team(world=world, max_staleness=1) as one:
+    with team(environment=environment, max_staleness=1) as one:
         one.prepare(0, 0, 6)
         with pytest.raises(RuntimeError, match="still to be fetched"):
             one.prepare(1, 6, 6)
         threading.Timer(0.2, gate.set).start()
     with pytest.raises(WorkflowError, match="max_staleness=1 needs one device in each process and found 2"):
         HostedTeam(
-            WORLD, separate(ECHO), dict.fromkeys(("first", "second"), SPEC), one.options, make_mesh(2), play=PlayOptions(max_staleness=1)
+            ENVIRONMENT, separate(ECHO), dict.fromkeys(("first", "second"), SPEC), one.options, make_mesh(2),
+            play=PlayOptions(max_staleness=1)
         )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import Decoder, ModelConfig, init_params, prompt_mask, prompt_positions
-from marl_llm.training import LearnerOptions, Trained, Update, make_mesh, make_optimizer, make_policy, step_policy
+from marl_llm.training import LearnerOptions, Trained, Update, apply_gradient, make_mesh, make_optimizer, make_train_state
 from marl_llm.training.batch import Rows, fingerprint, from_pool, pooled
 from marl_llm.training.steps import Sums, accumulate, microbatch_size
 
@@ -94,7 +94,7 @@ def table_of(rows, minibatch=G):
 def step(rows, plays=BOTH, rate=RATE, key=0, policy=None, reference=None, **options):
     """(parameters after the update, metrics)"""
     tokens, table = table_of(rows, options.get("minibatch", G))
-    start = Trained(make_policy(params(), SGD) if policy is None else policy)
+    start = Trained(make_train_state(params(), SGD) if policy is None else policy)
     trained, metrics = update_for(**options)(start, reference, tokens, table, plays, rate, key)
     return jax.tree.map(np.asarray, trained.policy.params), metrics
 
@@ -332,8 +332,8 @@ def test_law_10_a_gradient_that_is_not_finite_changes_nothing_and_shows():
 
 def test_law_10_the_optimizers_memory_survives_a_gradient_that_is_not_finite():
     optimizer = make_optimizer(max_grad_norm=1.0, weight_decay=0.1)
-    take = jax.jit(lambda policy, g: step_policy(policy, g, jnp.float32(0.1), optimizer))
-    start = make_policy({"w": jnp.arange(4.0)}, optimizer)
+    take = jax.jit(lambda policy, g: apply_gradient(policy, g, jnp.float32(0.1), optimizer))
+    start = make_train_state({"w": jnp.arange(4.0)}, optimizer)
     good, norm = take(start, {"w": jnp.full(4, 3.0)})
     assert float(norm) == pytest.approx(6.0)  # before clipping
     for bad in (jnp.nan, jnp.inf):
@@ -346,14 +346,14 @@ def test_law_10_the_optimizers_memory_survives_a_gradient_that_is_not_finite():
 
 def test_adam_takes_its_first_step_against_the_gradient_by_the_learning_rate():
     optimizer = make_optimizer()
-    start, gradient = make_policy({"w": jnp.zeros(3)}, optimizer), {"w": jnp.asarray([2.0, -0.1, 0.0])}
-    policy, _ = step_policy(start, gradient, jnp.float32(0.01), optimizer)
+    start, gradient = make_train_state({"w": jnp.zeros(3)}, optimizer), {"w": jnp.asarray([2.0, -0.1, 0.0])}
+    policy, _ = apply_gradient(start, gradient, jnp.float32(0.01), optimizer)
     np.testing.assert_allclose(policy.params["w"], [-0.01, 0.01, 0.0], rtol=1e-4)
 
 
 def test_a_policy_owns_a_copy_of_its_parameters():
     source = {"w": jnp.ones(3)}
-    policy = make_policy(source, make_optimizer())
+    policy = make_train_state(source, make_optimizer())
     jax.jit(lambda p: jax.tree.map(lambda x: x + 1, p), donate_argnums=0)(policy)
     np.testing.assert_array_equal(source["w"], 1.0)
 

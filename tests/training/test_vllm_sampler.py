@@ -7,7 +7,7 @@ import pathlib
 import jax
 import numpy as np
 import pytest
-from test_team import ECHO, PARAMS, SHAPE, SPEECH, WORLD, same
+from test_team import ECHO, ENVIRONMENT, PARAMS, SHAPE, SPEECH, same
 from vllm_stand_in import StandIn
 
 from marl_llm.algorithms import make_recipe
@@ -34,7 +34,7 @@ def team(server, folder, recipe=RECIPE):
     """Served by `server`; None: by an engine of this program."""
     options = LearnerOptions(recipe, make_optimizer(), row_tokens=64, minibatch=8)
     spec = ModelSpec(SHAPE, PARAMS, SPEECH, sampler=None if server is None else VllmServer(server.url, str(folder)))
-    return make_team(WORLD, shared(ECHO), {"policy": spec}, options, make_mesh(1), play=PlayOptions(max_num_seqs=16, decode_steps=2))
+    return make_team(ENVIRONMENT, shared(ECHO), {"policy": spec}, options, make_mesh(1), play=PlayOptions(max_num_seqs=16, decode_steps=2))
 
 
 def names(folder):

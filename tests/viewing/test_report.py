@@ -74,7 +74,7 @@ def test_the_report_of_a_run_holds_all_its_figures(tmp_path):
         "quickstart", "abc1234", "python -m x", "cpu 2", "step 30 · 15 s", "25.5 % before training, 90.4 % after",
         "10.0–40.0 %, 500 episodes", "task by task +40.0 points (interval +25.0 to +55.0)", "sample 50 %", "Band: 95 % interval",
         '"All passed, before → after", "25.5 % → 90.4 %", "after: 10.0–40.0; well-formed: walker 7 %"',
-        '"Turns, before → after", "3.00 → 3.00"', '"Random floor", "1.2 %", "all passed of random play"',
+        '"Turns, before → after", "3.00 → 3.00"', '"Random play", "1.2 %", "all passed of random play"',
         '"Roles swapped", "1.3 %", "well-formed: walker 7 %"', '"guide=trained, walker=untrained", "42.5 %", "10.0–40.0"',
         '"500 2 aborted", "walker 7 %"', '"walker", "small", "–", "0.5", "0.5", "50.0 %"',
     ):  # fmt: skip

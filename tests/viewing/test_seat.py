@@ -13,12 +13,12 @@ from marl_llm.workflows.parsers import plain
 
 GAME = """
 from marl_llm.text import ByteTokenizer
-from marl_llm.workflows import PlainText, Role, Task, Workflow, World, sequence
+from marl_llm.workflows import PlainText, Role, Task, Workflow, Environment, sequence
 from marl_llm.workflows.parsers import plain
 from marl_llm.workflows.rewards import broadcast, format_penalty
 
 
-def echo() -> World:
+def echo() -> Environment:
     teller = Role("teller", "The word is {word}. Say it.", plain("told", max_words=1), {"told": ""}, max_tokens=16)
     writer = Role("writer", "You heard <b>{told}</b>. Write it.", plain("written", max_words=1), {"written": ""}, max_tokens=16)
     right = lambda path: float(path.fields["written"] == path.fields["word"])
@@ -26,7 +26,7 @@ def echo() -> World:
     team = Workflow("echo", sequence(teller, writer), ("word",), rewards=rewards, metrics={"right": right})
     tokenizer = ByteTokenizer(specials=("<eos>",), stops=("<eos>",))
     tasks = lambda split, first, count: [Task(n, {"word": f"{split}{n}"}, split=split) for n in range(first, first + count)]
-    return World(team, tasks, "right", PlainText(tokenizer, tokenizer.stop_ids), lambda turn: turn.fields["word"])
+    return Environment(team, tasks, "right", PlainText(tokenizer, tokenizer.stop_ids), lambda turn: turn.fields["word"])
 """
 LIMIT_S = 120.0
 
@@ -123,7 +123,7 @@ def test_a_role_that_no_person_can_play_is_refused_and_the_terminal_shows_what_i
     assert main(["joint_letter", "--human", "first", "--terminal"]) == 2
     assert "roles with text: none" in capsys.readouterr().err
     assert main([game, "--human", "writer", "--terminal", "--others", "random"]) == 2
-    assert "others=random: world 'echo' has no random player" in capsys.readouterr().err
+    assert "others=random: environment 'echo' has no random player" in capsys.readouterr().err
     assert main([game, "--human", "writer", "--terminal", "--others", "trained"]) == 2
     assert "--others=trained: choose scripted, random or outside:URL#NAME" in capsys.readouterr().err
     monkeypatch.setattr("builtins.input", lambda prompt: "test3")

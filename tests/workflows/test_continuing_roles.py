@@ -49,9 +49,9 @@ def team(role=WORKER, rounds=3, *parts, **options):
     return Workflow("w", sequence(*parts, body), ("question",), ("gold",), **options)
 
 
-def played(workflow, answer, speech=SPEECH, **options):
+def played(workflow, answer, renderer=SPEECH, **options):
     generator = Says(answer)
-    with Controller(workflow, shared(workflow), generator, speech, **options) as controller:
+    with Controller(workflow, shared(workflow), generator, renderer, **options) as controller:
         return controller.play([TASK]), generator.requests
 
 

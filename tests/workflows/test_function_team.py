@@ -42,7 +42,7 @@ COUNTER = itertools.count()
 
 
 def team(function=None, **options):
-    made = ml.workflows.team(**{"hidden": ("target",), "tasks": ROWS, "speech": SPEECH, **options})
+    made = ml.workflows.team(**{"hidden": ("target",), "tasks": ROWS, "renderer": SPEECH, **options})
     return made if function is None else made(function)
 
 
@@ -51,16 +51,16 @@ def by_seed(prompt, request):
     return ("OK" if value < 0.4 else "no") if prompt.startswith("check") else f"{value:.3f}"
 
 
-def play(world, plays=1, tasks=3, answer=by_seed, delay=None, **options):
-    assignment = shared(world.workflow)
-    with Controller(world.workflow, assignment, Says(answer, delay), SPEECH, attempts=1, **options) as controller:
-        return controller.play(world.tasks("train", 0, tasks), step=2, plays=plays)
+def play(environment, plays=1, tasks=3, answer=by_seed, delay=None, **options):
+    assignment = shared(environment.workflow)
+    with Controller(environment.workflow, assignment, Says(answer, delay), SPEECH, attempts=1, **options) as controller:
+        return controller.play(environment.tasks("train", 0, tasks), step=2, plays=plays)
 
 
-def failure(world, **options):
+def failure(environment, **options):
     """How the first play failed."""
-    with Controller(world.workflow, shared(world.workflow), Says(by_seed), SPEECH, attempts=1, **options) as controller:
-        episode = asyncio.run(controller.episode(world.tasks("train", 0, 1)[0], 0, 0, 1))
+    with Controller(environment.workflow, shared(environment.workflow), Says(by_seed), SPEECH, attempts=1, **options) as controller:
+        episode = asyncio.run(controller.episode(environment.tasks("train", 0, 1)[0], 0, 0, 1))
     assert episode.aborted
     return episode.failures[0]
 
@@ -244,13 +244,13 @@ def test_a_tool_is_called_once_and_its_result_is_recorded():
         again = await t.solver(f"{both[0]['found']} {both[1]}")
         return float(len(again))
 
-    world = team(search)
-    rollout = play(world, tasks=1)
+    environment = team(search)
+    rollout = play(environment, tasks=1)
     path = rollout.trajectories[0]
     assert [event.node for event in path.events] == ["solver", "look_up", "waits", "solver", "search"]
     assert len(made) == 1
     assert path.calls[1].prompt == f"{made[0] * 2} ABC"
-    assert replay(rollout.episodes[0], world.workflow, rollout.assignment, SPEECH).trajectories
+    assert replay(rollout.episodes[0], environment.workflow, rollout.assignment, SPEECH).trajectories
     assert len(made) == 1
 
 

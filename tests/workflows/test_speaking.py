@@ -23,10 +23,10 @@ def role(**options):
     return Role("a", "{question}", parse=plain("a"), writes={"a": ""}, **options)
 
 
-def play(body, generator=None, assignment=None, speech=SPEECH, n=1, **options):
+def play(body, generator=None, assignment=None, renderer=SPEECH, n=1, **options):
     team = Workflow("w", body, inputs=("question",))
-    speech = speech if generator is not None else {}
-    with Controller(team, assignment or shared(team), generator, speech, attempts=1, **options) as controller:
+    renderer = renderer if generator is not None else {}
+    with Controller(team, assignment or shared(team), generator, renderer, attempts=1, **options) as controller:
         return controller.play([Task(number, {"question": f"q{number}"}) for number in range(n)], step=6)
 
 
@@ -140,7 +140,7 @@ def asking(function):
 def test_as_many_tool_calls_as_a_response_may_make_are_made_and_the_role_is_told_of_more(times, made, monkeypatch):
     monkeypatch.setattr(calls, "MAX_TOOL_CALLS", 3)
     heard = []
-    way = play(role(**asking(lambda word: heard.append(word) or "found")), Chats(calling("x", times)), speech=CHAT).trajectories[0]
+    way = play(role(**asking(lambda word: heard.append(word) or "found")), Chats(calling("x", times)), renderer=CHAT).trajectories[0]
     assert len(heard) == made
     uses = way.events[1:-1]
     assert [event.id.rpartition(":")[2] for event in uses] == [str(number) for number in range(made)]
@@ -158,7 +158,7 @@ def test_as_many_tool_calls_as_a_response_may_make_are_made_and_the_role_is_told
     ],
 )  # fmt: skip
 def test_a_use_of_a_tool_tells_its_attempts_what_was_replaced_and_why_it_was_refused(answer, attempts, refused, replaced, told):
-    way = play(role(**asking(answer)), Chats(calling("x")), speech=CHAT).trajectories[0]
+    way = play(role(**asking(answer)), Chats(calling("x")), renderer=CHAT).trajectories[0]
     asked, use, last = way.events
     assert (use.attempts, use.refused, use.replaced) == (attempts, refused, replaced)
     assert (use.node, use.id, use.parents, last.parents) == ("a.lookup", f"{asked.id}:lookup:0", (asked.id,), (use.id,))
@@ -173,7 +173,7 @@ def test_an_error_of_a_tool_is_told_by_its_kind_and_cut(monkeypatch):
     def refuses(word):
         raise ToolRefusal("y" * 50) from KeyError("cause")
 
-    way = play(role(**asking(refuses)), Chats(calling("x")), speech=CHAT).trajectories[0]
+    way = play(role(**asking(refuses)), Chats(calling("x")), renderer=CHAT).trajectories[0]
     assert way.events[1].refused == "KeyError"
     prompt = CHAT_TOKENIZER.decode(way.calls[1].prompt_ids)
     assert "error: " + "y" * 13 in prompt
@@ -182,18 +182,18 @@ def test_an_error_of_a_tool_is_told_by_its_kind_and_cut(monkeypatch):
 
 def test_tool_results_may_fill_the_prompt_to_its_last_token():
     found = asking(lambda word: "found")
-    longest = len(play(role(**found), Chats(calling("x")), speech=CHAT).trajectories[0].calls[1].prompt_ids)
-    whole = play(role(**found, max_prompt=longest), Chats(calling("x")), speech=CHAT)
+    longest = len(play(role(**found), Chats(calling("x")), renderer=CHAT).trajectories[0].calls[1].prompt_ids)
+    whole = play(role(**found, max_prompt=longest), Chats(calling("x")), renderer=CHAT)
     assert len(whole.trajectories[0].calls[1].prompt_ids) == longest
     with pytest.raises(RolloutError, match=f"tool results grew the prompt to {longest} tokens"):
-        play(role(**found, max_prompt=longest - 1), Chats(calling("x")), speech=CHAT)
+        play(role(**found, max_prompt=longest - 1), Chats(calling("x")), renderer=CHAT)
 
 
 def test_a_role_may_use_its_tools_in_just_so_many_rounds():
     for rounds in (1, 2):
         chats = Chats(calling("x"))
         chats.answers = [calling("x")] * 3
-        way = play(role(**asking(lambda word: "found"), max_tool_rounds=rounds), chats, speech=CHAT).trajectories[0]
+        way = play(role(**asking(lambda word: "found"), max_tool_rounds=rounds), chats, renderer=CHAT).trajectories[0]
         assert len(chats.requests) == rounds + 1
         assert [event.node for event in way.events] == ["a", "a.lookup"] * rounds + ["a"]
         first = way.calls[0].request_number

@@ -271,7 +271,7 @@ ROLES = {"planner": {"tools": (AgentTool("searcher", "Looks something up.", at_m
 ROWS = [{"question": str(n)} for n in range(30)]
 
 
-@ml.workflows.team(tasks=ROWS, roles=ROLES, speech=CHAT)
+@ml.workflows.team(tasks=ROWS, roles=ROLES, renderer=CHAT)
 async def solve(t, task):
     answer = await t.planner(task.question)
     more = await t.searcher("find w")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from marl_llm.algorithms import advantages_for, make_recipe
-from marl_llm.games.coding import function_speech, function_task, function_tokenizer, mini_plan_code_verify_reflect
+from marl_llm.games.coding import function_renderer, function_task, function_tokenizer, mini_plan_code_verify_reflect
 from marl_llm.models import ModelConfig, init_params
 from marl_llm.sampling import Engine, EngineConfig
 from marl_llm.training.packing import TokenSample, pack
@@ -34,7 +34,7 @@ def rollouts():
     with Engine({"policy": (CONFIG, params)}, jax.random.key(7), sizes=SIZES, tokenizers={"policy": TOKENIZER}) as engine:
         made = [prefixes(engine, tasks)]
         for concurrency in (100, 1):
-            with Controller(team, shared(team), engine, function_speech(), concurrency=concurrency) as controller:
+            with Controller(team, shared(team), engine, function_renderer(), concurrency=concurrency) as controller:
                 made.append(controller.play(tasks, step=2, plays=3))
     return made
 
@@ -48,7 +48,7 @@ def prefixes(engine, tasks):
                 continues=True, observation="planner")  # fmt: skip
     team = Workflow("w", repeat(role, at_most=3), ("problem",), ("function", "tests"))
     before = engine.stats()["policy"].get("reused_tokens", 0)
-    with Controller(team, shared(team), engine, function_speech(), concurrency=1) as controller:
+    with Controller(team, shared(team), engine, function_renderer(), concurrency=1) as controller:
         calls = controller.play([dataclasses.replace(tasks[0], hidden=dict.fromkeys(("function", "tests")))]).trajectories[0].calls
     known = sum(size for call in calls[:-1] if (size := len(call.prompt_ids) + call.tokens.size) > EngineConfig.reuse)
     return engine.stats()["policy"]["reused_tokens"] - before, known
@@ -84,5 +84,5 @@ def test_the_rows_fit_the_update_and_the_packing(rollouts):
 
 def test_an_episode_of_the_engine_replays(rollouts):
     team = mini_plan_code_verify_reflect(grade, rounds=2)
-    again = replay(rollouts[1].episodes[4], team, shared(team), function_speech(), plays=3)
+    again = replay(rollouts[1].episodes[4], team, shared(team), function_renderer(), plays=3)
     assert [call.text for call in again.trajectories[0].calls] == [c.text for c in rollouts[1].episodes[4].trajectories[0].calls]

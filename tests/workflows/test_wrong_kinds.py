@@ -20,7 +20,7 @@ CASES = {
     "Workflow('w', role, inputs=('question',), rewards=(0.5,))": r"reward 0 \(float\) of workflow 'w' is no function of a trajectory",
     "delta('score', roles='code')": r"delta 'delta': roles='code' must be a tuple of names, e\.g\. roles=\('code',\)",
     "Role('r', '{question}', plain('plan'), writes='plan')": "role 'r': writes='plan' must map each field to its value",
-    "World(team, [], 'score')": r"world 'w': tasks is a list; it must be a function of \(split, first, count\)",
+    "Environment(team, [], 'score')": r"environment 'w': tasks is a list; it must be a function of \(split, first, count\)",
     "play([{'question': ''}])": r"tasks hold a dict; make Task\(number, fields, hidden\) of each",
 }
 SCRIPT = """

@@ -7,7 +7,7 @@ import numpy as np
 
 from marl_llm.sampling.requests import Completion
 from marl_llm.text import ByteTokenizer
-from marl_llm.workflows.speech import PlainText
+from marl_llm.workflows.renderer import PlainText
 
 EOS = "<eos>"
 TOKENIZER = ByteTokenizer(specials=(EOS,), stops=(EOS,))

@@ -5,13 +5,13 @@ from marl_llm.games.coding.data import load_problems, read_tests, show_tests
 from marl_llm.games.coding.debate import code_debate, debate_roles, single_coder
 from marl_llm.games.coding.function_debate import (
     FunctionRuns,
-    debate_speech,
+    debate_renderer,
     debate_task,
     debate_tokenizer,
     function_debate_player,
     function_debate_roles,
 )
-from marl_llm.games.coding.functions import function_speech, function_task, function_tokenizer, template_split, templates
+from marl_llm.games.coding.functions import function_renderer, function_task, function_tokenizer, template_split, templates
 from marl_llm.games.coding.mini import (
     function_player,
     hide_fields,
@@ -31,8 +31,8 @@ from marl_llm.games.coding.team import (
 __all__ = [
     "coding_roles", "plan_code_verify_reflect", "report", "verifier",
     "load_problems", "read_tests", "show_tests",
-    "hide_fields", "function_player", "function_speech", "function_task", "function_tokenizer", "mini_coding_roles",
+    "hide_fields", "function_player", "function_renderer", "function_task", "function_tokenizer", "mini_coding_roles",
     "mini_plan_code_verify_reflect", "mini_verifier", "read_plan", "template_split", "templates",
     "Runs", "check_references", "code_debate", "debate_roles", "load_contests", "single_coder",
-    "FunctionRuns", "debate_speech", "debate_task", "debate_tokenizer", "function_debate_player", "function_debate_roles",
+    "FunctionRuns", "debate_renderer", "debate_task", "debate_tokenizer", "function_debate_player", "function_debate_roles",
 ]  # fmt: skip

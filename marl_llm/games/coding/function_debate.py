@@ -19,7 +19,7 @@ from typing import Any
 from marl_llm.games.coding.debate import NO_TEST
 from marl_llm.games.coding.functions import AMBIGUOUS, BY_NAME, NUMBERS, OTHER, RARE, run_plan, templates
 from marl_llm.games.coding.runs import NO_QUALITY, NOT_RUN, SMOKE_TESTS
-from marl_llm.games.kit.miniature import word_speech
+from marl_llm.games.kit.miniature import word_renderer
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.tools.judge import ajudge_calls
 from marl_llm.tools.results import ToolResult, success
@@ -45,9 +45,9 @@ def debate_tokenizer() -> PieceTokenizer:
     return train_pieces(tuple(dict.fromkeys((*protocol, *words, *map(str, VALUES)))))
 
 
-def debate_speech() -> PlainText:
+def debate_renderer() -> PlainText:
     """A response ends with `.`."""
-    return word_speech(debate_tokenizer())
+    return word_renderer(debate_tokenizer())
 
 
 def debate_task(split: str, seed: int, number: int, rare: float | int = 0.25) -> Task:
@@ -73,7 +73,7 @@ def debate_task(split: str, seed: int, number: int, rare: float | int = 0.25) ->
 
 @functools.cache
 def _templates(split: str) -> tuple[tuple[str, ...], ...]:
-    """Those of `functions.templates` that this world uses."""
+    """Those of `functions.templates` that this environment uses."""
     return tuple(names for names in templates(split) if set(names) <= set(USED))
 
 
@@ -174,7 +174,7 @@ class FunctionRuns:
     async def test_quality(
         self, test: Mapping[str, Any], function: str, references: Sequence[Plan], mutants: Sequence[Plan], shown: Sequence[str]
     ) -> ToolResult:
-        """As `runs.Runs.test_quality`; reference and mutants are plans of this world, so that no process is needed."""
+        """As `runs.Runs.test_quality`; reference and mutants are plans of this environment, so that no process is needed."""
         if test["input"] is None:
             return success(NO_QUALITY, 0.0)
         value = {**NO_QUALITY, "test_valid": 1.0}

@@ -17,7 +17,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from marl_llm.games.kit.miniature import SHARES, word_speech
+from marl_llm.games.kit.miniature import SHARES, word_renderer
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.workflows import PlainText, Task
 from marl_llm.workflows.splits import check_split, split_of
@@ -75,9 +75,9 @@ def function_tokenizer() -> PieceTokenizer:
     return train_pieces(tuple(dict.fromkeys((*PROTOCOL, *kinds, *NUMBERS, *words))))
 
 
-def function_speech() -> PlainText:
-    """How tiny models of this world read and write: a response ends with `.`."""
-    return word_speech(function_tokenizer())
+def function_renderer() -> PlainText:
+    """How tiny models of this environment read and write: a response ends with `.`."""
+    return word_renderer(function_tokenizer())
 
 
 def template_split(names: tuple[str, ...]) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from marl_llm.games.coding.aux_feedback import NOTES
 from marl_llm.games.coding.aux_team import Views
 from marl_llm.games.coding.functions import AMBIGUOUS, BY_NAME, NUMBERS, OPS, OTHER, PROTOCOL, function_task, unclear_places
-from marl_llm.games.kit.miniature import word_speech
+from marl_llm.games.kit.miniature import word_renderer
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.tools.results import ToolResult, success
 from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task
@@ -43,9 +43,9 @@ def aux_tokenizer(ambiguous: bool = False) -> PieceTokenizer:
     return train_pieces(tuple(dict.fromkeys((*PROTOCOL, *kinds, *NUMBERS, *own, *words, *unclear))))
 
 
-def aux_speech(ambiguous: bool = False) -> PlainText:
+def aux_renderer(ambiguous: bool = False) -> PlainText:
     """A response ends with `.`."""
-    return word_speech(aux_tokenizer(ambiguous))
+    return word_renderer(aux_tokenizer(ambiguous))
 
 
 def aux_task(split: str, seed: int, number: int, visible: int = 3, ambiguous: float | int = 0.0) -> Task:
@@ -220,7 +220,7 @@ def _drawn(parts: Sequence[str], rng: random.Random, lean: float | int) -> str:
 
 
 def random_helper(turn: ScriptTurn) -> str:
-    """The floor: functions of random operations that keep the form."""
+    """The random player: functions of random operations that keep the form."""
     rng = turn.random
     plan = tuple((rng.choice(OPS).name, int(rng.choice(NUMBERS))) for _ in range(rng.randint(1, 3)))
     if turn.role.name == "helper":

@@ -33,12 +33,12 @@ from marl_llm.games.external.openenv_sessions import (
     websocket_url,
     websockets_client,
 )
-from marl_llm.games.kit.miniature import byte_speech
+from marl_llm.games.kit.miniature import byte_renderer
 from marl_llm.games.registry import GameError
 from marl_llm.hints import check_word
 from marl_llm.tools.results import FailureKind, ToolResult, failed
 from marl_llm.untrusted import Bounds, read_json
-from marl_llm.workflows import FormatError, Role, ScriptTurn, Task, Trajectory, Workflow, World, repeat, sequence, tool
+from marl_llm.workflows import Environment, FormatError, Role, ScriptTurn, Task, Trajectory, Workflow, repeat, sequence, tool
 from marl_llm.workflows.parsers import Parser
 from marl_llm.workflows.rewards import Award, broadcast, format_penalty
 from marl_llm.workflows.splits import drawn_tasks
@@ -301,7 +301,7 @@ def _differ(one: tuple[str, ...], other: tuple[str, ...]) -> int | None:
     return next((at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
 
 
-# ---- the world
+# ---- the environment
 
 
 def workflow_of(
@@ -352,7 +352,7 @@ def openenv(
     form: str = "plain", reads: str = "last", pay: str = "total", least: float = 0.0, most: float = 1.0, raises: str = "abort",
     seeds: str = "refuse", sayings: str = "", sessions: int = 8, timeout_s: float = 60.0, max_prompt: int = 4096, max_tokens: int = 256,
     seeds_seed: int = 0,
-) -> World:  # fmt: skip
+) -> Environment:  # fmt: skip
     """The environment of an OpenEnv server (extra `openenv`), played by the role `player`.
 
     Args:
@@ -406,7 +406,7 @@ def openenv(
     limit_s = timeout_s * (turns + 2) + 3 * CLOSE_S  # a position may be played again within one call
     team = workflow_of(game, parse, reads, instructions, pay, least, most, limit_s, max_prompt, max_tokens)
     tasks = drawn_tasks(draw, SPLITS)
-    return World(team, tasks, "score", byte_speech(), say if sayings else None, say, close=pool.close)
+    return Environment(team, tasks, "score", byte_renderer(), say if sayings else None, say, close=pool.close)
 
 
 def _try(game: OpenEnv, words: Sequence[str], template: Any, seeds: str, together: int) -> None:

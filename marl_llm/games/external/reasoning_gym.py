@@ -25,14 +25,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from marl_llm.games.external.guards import foreign_package, is_formula, is_moderate, seeded
-from marl_llm.games.kit.miniature import SHARES, byte_speech
+from marl_llm.games.kit.miniature import SHARES, byte_renderer
 from marl_llm.games.registry import GameError
 from marl_llm.hints import check_word, meant
 from marl_llm.tools.results import ToolResult, success
 from marl_llm.tools.sandbox import PROFILES, Limits, Program, Submission, default_sandbox
 from marl_llm.tools.verdicts import Verdicts, content_key
 from marl_llm.untrusted import read_json
-from marl_llm.workflows import FormatError, Role, ScriptTurn, Task, Trajectory, Workflow, World, sequence, tool
+from marl_llm.workflows import Environment, FormatError, Role, ScriptTurn, Task, Trajectory, Workflow, sequence, tool
 from marl_llm.workflows.parsers import Parser, plain
 from marl_llm.workflows.rewards import absolute, broadcast, format_penalty
 from marl_llm.workflows.splits import Tasks, drawn_tasks, split_of
@@ -320,7 +320,7 @@ def reasoning_gym(
     max_prompt: int = 5000,
     max_tokens: int = 2048,
     slip: float = 0.3,
-) -> World:
+) -> Environment:
     """Problems of one generator of reasoning-gym (extra `rg`), scored by the generator.
 
     Args:
@@ -343,6 +343,6 @@ def reasoning_gym(
     generator = ReasoningGym(dataset, read_settings(settings), problems_seed, pool)
     tasks = problems_of(generator, question_characters)
     known = bool(tasks("train", 0, 1)[0].hidden["target"])  # a few generators know no answer; then there is no teacher
-    teacher, floor = (player(generator, form, chance) if known else None for chance in (slip, 1.0))
+    teacher, random_player = (player(generator, form, chance) if known else None for chance in (slip, 1.0))
     team = workflow_of(generator, agents, form, max_prompt, max_tokens)
-    return World(team, tasks, "score", byte_speech(), teacher, floor)
+    return Environment(team, tasks, "score", byte_renderer(), teacher, random_player)

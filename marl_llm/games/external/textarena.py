@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from marl_llm.games.external.guards import SPLITS, foreign_package, seed_in, seed_of, seeded
-from marl_llm.games.kit.miniature import byte_speech
+from marl_llm.games.kit.miniature import byte_renderer
 from marl_llm.games.registry import GameError
 from marl_llm.hints import check_word, meant
-from marl_llm.workflows import FormatError, Role, ScriptTurn, Task, Trajectory, Workflow, World, choose, repeat, sequence, tool
+from marl_llm.workflows import Environment, FormatError, Role, ScriptTurn, Task, Trajectory, Workflow, choose, repeat, sequence, tool
 from marl_llm.workflows.parsers import Parser
 from marl_llm.workflows.rewards import broadcast, format_penalty
 from marl_llm.workflows.splits import drawn_tasks
@@ -188,7 +188,7 @@ def bracket_player(last_line: bool) -> Callable[[ScriptTurn], str]:
 
 def textarena(
     game: str = "KuhnPoker", moves: int = 60, form: str = "plain", max_prompt: int = 4096, max_tokens: int = 256, deals_seed: int = 0
-) -> World:
+) -> Environment:
     """A game of TextArena (extra `ta`), one role per seat: `player_0`, `player_1`, ...
 
     Args:
@@ -210,4 +210,5 @@ def textarena(
 
     team = workflow_of(played, moves, form, max_prompt, max_tokens)
     rivals = () if game in TEAMS else tuple(team.roles)
-    return World(team, drawn_tasks(draw, SPLITS), "score", byte_speech(), bracket_player(True), bracket_player(False), rivals=rivals)
+    players = bracket_player(True), bracket_player(False)
+    return Environment(team, drawn_tasks(draw, SPLITS), "score", byte_renderer(), *players, rivals=rivals)

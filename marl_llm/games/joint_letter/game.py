@@ -39,7 +39,7 @@ class JointLetter:
 
     name: ClassVar[str] = "joint_letter"
     device: ClassVar[bool] = True
-    floor: ClassVar[dict[str, float]] = {}
+    random_player: ClassVar[dict[str, float]] = {}
 
     letters: int = 8
     max_turns: ClassVar[int] = 1

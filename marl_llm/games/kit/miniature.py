@@ -19,12 +19,12 @@ def kinds_of_split(split: str, kinds: Iterable[Kind], content: Callable[[Kind], 
     return tuple(kind for kind in kinds if split_of(content(kind), SHARES) == split)
 
 
-def word_speech(tokenizer: PieceTokenizer, end: str = ".", between: str = "\n") -> PlainText:
+def word_renderer(tokenizer: PieceTokenizer, end: str = ".", between: str = "\n") -> PlainText:
     """Words of a small world; the word `end` ends a response."""
     return PlainText(tokenizer, (int(tokenizer.ids_of([end])[0]),), between=between)
 
 
-def byte_speech() -> PlainText:
+def byte_renderer() -> PlainText:
     """Any text, byte by byte, for tiny models in games whose texts are not known beforehand."""
     tokenizer = ByteTokenizer(specials=("<eos>",), stops=("<eos>",))
     return PlainText(tokenizer, tokenizer.stop_ids)

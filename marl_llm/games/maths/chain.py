@@ -20,7 +20,7 @@ import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from marl_llm.games.kit.miniature import kinds_of_split, word_speech
+from marl_llm.games.kit.miniature import kinds_of_split, word_renderer
 from marl_llm.games.maths.chat import INFORMATION, NO_PROGRAM, ChatTools
 from marl_llm.games.maths.sums import SumAnswers, spaced
 from marl_llm.hints import check_word
@@ -147,9 +147,9 @@ def chain_tokenizer() -> PieceTokenizer:
     return train_pieces((*PLACES, *OPERATIONS, *WORDS, *signs, *FILLER, *"0123456789", *numbers))
 
 
-def chain_speech() -> PlainText:
+def chain_renderer() -> PlainText:
     """A response ends with `.`."""
-    return word_speech(chain_tokenizer(), between="")
+    return word_renderer(chain_tokenizer(), between="")
 
 
 def unfilled(text: str) -> list[str]:

@@ -14,7 +14,7 @@ from marl_llm.workflows import RoleCall
 def chain_rubric(
     information: str = "full", filler_price: float | int = 0.25, phase_at: float | int = 0.0
 ) -> Callable[[Any], tuple[float, bool | None, str]]:
-    """(value in [0, 10], whether the answer is right, reason) of an action, from what the world knows of it and no hidden field.
+    """(value in [0, 10], whether the answer is right, reason) of an action, from what the environment knows of it and no hidden field.
 
     | role | 10 to 0 |
     |---|---|

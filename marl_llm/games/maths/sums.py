@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from marl_llm.games.kit.miniature import kinds_of_split, word_speech
+from marl_llm.games.kit.miniature import kinds_of_split, word_renderer
 from marl_llm.games.maths.debate import Answers
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.tools.maths import is_number, numeq
@@ -48,13 +48,13 @@ def sums_tokenizer() -> PieceTokenizer:
     return train_pieces(tuple(dict.fromkeys((*protocol, *words, *PEOPLE, *THINGS, *"0123456789"))))
 
 
-def sums_speech() -> PlainText:
+def sums_renderer() -> PlainText:
     """A response ends with `.`."""
-    return word_speech(sums_tokenizer())
+    return word_renderer(sums_tokenizer())
 
 
 def spaced(number: Any) -> str:
-    """A number as digit tokens; `none` for what is no number of this world."""
+    """A number as digit tokens; `none` for what is no number of this environment."""
     text = str(number)
     return " ".join(text) if text.isdigit() and len(text) <= 4 else "none"
 

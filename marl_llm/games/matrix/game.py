@@ -67,7 +67,7 @@ class MatrixGame:
 
     name: ClassVar[str] = "matrix"
     device: ClassVar[bool] = True
-    floor: ClassVar[dict[str, float]] = {}
+    random_player: ClassVar[dict[str, float]] = {}
     roles: ClassVar = (GameRole("first", 1, 1), GameRole("second", 1, 1))
     stages: ClassVar = (("first", "second"),)
     max_turns: ClassVar[int] = 1

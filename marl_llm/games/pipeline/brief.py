@@ -12,7 +12,7 @@ from marl_llm.workflows import ActionView
 
 
 def pipeline_brief(facts: FileFacts) -> Callable[[ActionView], str]:
-    """The brief of a world of the pipeline: view -> a text of a few different words.
+    """The brief of an environment of the pipeline: view -> a text of a few different words.
 
         engineer ok X_train.npy writes there y_train.npy writes there X_test.npy omits none plain then modeler ok
         then analyst error names X_test.npy finds X_test.npy none end none

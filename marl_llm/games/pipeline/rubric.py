@@ -50,7 +50,7 @@ class Action:
 
 @dataclasses.dataclass(frozen=True)
 class FileFacts:
-    """What a world can tell of files, on the host, without running or unpickling anything.
+    """What an environment can tell of files, on the host, without running or unpickling anything.
 
     Attributes:
       owed: role -> files that it owes.

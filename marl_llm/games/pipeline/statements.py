@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from marl_llm.games.kit.miniature import word_speech
+from marl_llm.games.kit.miniature import word_renderer
 from marl_llm.games.pipeline.team import ANALYST, ENGINEER, MODELER, NAMES, SUBMISSION
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.tools.sandbox import Workspace
@@ -108,9 +108,9 @@ def pipeline_tokenizer() -> PieceTokenizer:
     return train_pieces(tuple(dict.fromkeys((*words, *other, *(f"{role}:" for role in NAMES), "."))))
 
 
-def pipeline_speech() -> PlainText:
+def pipeline_renderer() -> PlainText:
     """A response ends with `.`."""
-    return word_speech(pipeline_tokenizer())
+    return word_renderer(pipeline_tokenizer())
 
 
 def pipeline_roles(again: bool = False) -> list[Role]:
@@ -165,6 +165,6 @@ def perfect_player(turn: ScriptTurn) -> str:
 
 
 def random_player(turn: ScriptTurn) -> str:
-    """The floor: statements by chance."""
+    """The random player: statements by chance."""
     pieces = list(STATEMENTS[turn.role.name])
     return " ".join(turn.random.choice(pieces) for _ in range(turn.random.randint(2, 6)))

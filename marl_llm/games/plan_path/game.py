@@ -62,7 +62,7 @@ class PlanPath(BoardGame):
 
     name: ClassVar[str] = "plan_path"
     prose: ClassVar[ModuleType] = prose
-    floor: ClassVar[dict[str, float]] = {"noise": 1.0, "repeat": 0.0}
+    random_player: ClassVar[dict[str, float]] = {"noise": 1.0, "repeat": 0.0}
 
     height: int = 6
     width: int = 6

@@ -21,14 +21,14 @@ from typing import Any
 
 from marl_llm.games.hosted import HostGame, rows_of_task
 from marl_llm.games.kit.grids import STEPS, offset_name
-from marl_llm.games.kit.miniature import word_speech
+from marl_llm.games.kit.miniature import word_renderer
 from marl_llm.games.plan_path.game import PlanPath
 from marl_llm.games.plan_path.grid import grid_of, left, shortest, walker
 from marl_llm.games.programs import ANSWER_STATES, Applied, PuzzleRules, program_team, read_moves, write_moves
 from marl_llm.games.protocol import SPLITS
 from marl_llm.hints import check_word
 from marl_llm.text import PieceTokenizer, train_pieces
-from marl_llm.workflows import FormatError, Role, ScriptTurn, Task, Trajectory, WorkflowError, World
+from marl_llm.workflows import Environment, FormatError, Role, ScriptTurn, Task, Trajectory, WorkflowError
 from marl_llm.workflows.splits import Tasks, drawn_tasks
 
 State = dict[str, Any]  # "rows" of the map, and the "dialect", a word for each of `DIALECT`
@@ -158,7 +158,7 @@ def read_answer(max_moves: int, adopt: bool) -> Callable[[str], dict[str, Any]]:
     return parse
 
 
-# --- the world ---------------------------------------------------------------------------------------------------------------------------
+# --- the environment ----------------------------------------------------------------------------------------------------------------------
 
 
 def line_roles(puzzle_moves: int, walls: int, agents: str, adopt: bool) -> tuple[Role, ...]:
@@ -194,7 +194,7 @@ def plan_path_programs(
     walks: float = 0.6,
     drops: float = 0.1,
     copies: float = 0.5,
-) -> World:
+) -> Environment:
     """Plan-Path with programs of ten words.
 
     Args:
@@ -226,8 +226,8 @@ def plan_path_programs(
     workflow = program_team(puzzle, roles, **options)
     if agents == "team":
         workflow = dataclasses.replace(workflow, metrics={**workflow.metrics, **program_metrics()})
-    script, floor = line_player(max_moves, wrong, walks, drops, copies), line_player(max_moves, 1.0, 0.5, 0.5, 0.0)
-    return World(workflow, dialect_tasks(game, maps_seed), "solved", word_speech(program_tokenizer(), STOP), script, floor)
+    script, chance = line_player(max_moves, wrong, walks, drops, copies), line_player(max_moves, 1.0, 0.5, 0.5, 0.0)
+    return Environment(workflow, dialect_tasks(game, maps_seed), "solved", word_renderer(program_tokenizer(), STOP), script, chance)
 
 
 def dialect_tasks(game: PlanPath, seed: int) -> Tasks:

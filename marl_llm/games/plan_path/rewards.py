@@ -12,7 +12,7 @@ at most `alpha + 0.8` over an episode, which an optimal plan earns in full, and 
 Known hole of `progress`: a Tool's proposal is compared with its own former one, not with where the Planner has gone since. A Tool that
 proposed little, or was unparsable, is paid in its next readable list for the cells that the Planner came closer in between, even for an
 empty list. The sum is bounded as said, but a part of it is luck. `safe` compares with whichever is nearer to the goal, the former proposal
-or the place where the Tool answers, as the text world's `safe` does (`games.programs`). For the Planner both are the same place.
+or the place where the Tool answers, as the text environment's `safe` does (`games.programs`). For the Planner both are the same place.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The program is really run, in the sandbox. The prompts are the paper's (`text_team`). `env_context` is the grid of this turn with A for the
 agent, the start, the goal, the obstacles as (row, column) from (0, 0), and the bounds (a reading).
 
-    with make_game("plan_path_text") as world: ...         # 10x10; models are chat models
+    with make_game("plan_path_text") as environment: ...         # 10x10; models are chat models
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from marl_llm.games.hosted import map_tasks
 from marl_llm.games.plan_path.game import PlanPath
 from marl_llm.games.plan_path.grid import Rows, grid_of, left, shortest, walker
 from marl_llm.games.programs import PuzzleRules, read_moves, write_moves
-from marl_llm.games.text_team import ACTIONS, PROMPT_TOKENS, RESPONSE_TOKENS, TextOptions, text_world
+from marl_llm.games.text_team import ACTIONS, PROMPT_TOKENS, RESPONSE_TOKENS, TextOptions, text_environment
 from marl_llm.hints import check_word
-from marl_llm.workflows import ScriptTurn, WorkflowError, World
+from marl_llm.workflows import Environment, ScriptTurn, WorkflowError
 
 MAP_IN = ("prompt", "stdin")
 TASK = (
@@ -58,7 +58,7 @@ def plan_path_text(
     noise: float = 0.0,
     max_prompt: int = PROMPT_TOKENS,
     max_tokens: int = RESPONSE_TOKENS,
-) -> World:
+) -> Environment:
     """Plan-Path in text, on the maps of the device game of the same sizes.
 
     Args:
@@ -88,7 +88,7 @@ def plan_path_text(
     )
     words = TASK.format(height=height, width=width, turns=turns) + (STDIN_TASK if map_in == "stdin" else "")
     options = TextOptions(agents, turns, rewards_form, last_line, noise, max_prompt, max_tokens)
-    return text_world(puzzle, PROMPTS, options, map_tasks(game, maps_seed, words, "map"), text_player)
+    return text_environment(puzzle, PROMPTS, options, map_tasks(game, maps_seed, words, "map"), text_player)
 
 
 # --- a player that knows how -------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from marl_llm.games.kit.datasets import check_disjoint
 from marl_llm.games.search.data import load_questions
-from marl_llm.games.search.facts import FactBase, FactWorld, fact_speech, fact_tokenizer, name_split
+from marl_llm.games.search.facts import FactBase, FactWorld, fact_renderer, fact_tokenizer, name_split
 from marl_llm.games.search.m_ask import M_ASK, M_ASK_MODELS, UNITYMAS, MAskOptions, iterative_search, m_ask_roles
 from marl_llm.games.search.mini import (
     fact_player,
@@ -27,6 +27,6 @@ __all__ = [
     "retrieve_with", "shared_f1",
     "M_ASK", "M_ASK_MODELS", "UNITYMAS", "MAskOptions", "iterative_search", "m_ask_roles",
     "check_disjoint", "load_questions",
-    "FactBase", "FactWorld", "fact_player", "fact_speech", "fact_tokenizer", "mini_iterative_search", "mini_parallel_retrieval",
+    "FactBase", "FactWorld", "fact_player", "fact_renderer", "fact_tokenizer", "mini_iterative_search", "mini_parallel_retrieval",
     "mini_retrieve_extract_answer", "mini_roles", "name_split",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ import re
 import tempfile
 from typing import Any
 
-from marl_llm.games.kit.miniature import word_speech
+from marl_llm.games.kit.miniature import word_renderer
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.tools.results import ToolResult
 from marl_llm.tools.retriever.interface import MAX_QUERY
@@ -43,9 +43,9 @@ def fact_tokenizer() -> PieceTokenizer:
     return train_pieces((*names, *YEARS, *JOBS, *PAGE_WORDS, *QUESTION_WORDS, *PROTOCOL))
 
 
-def fact_speech() -> PlainText:
+def fact_renderer() -> PlainText:
     """How tiny models of this world read and write: a response ends with `.`."""
-    return word_speech(fact_tokenizer())
+    return word_renderer(fact_tokenizer())
 
 
 def name_split(name: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 from marl_llm.games.descriptions import MODULES, SHARES, descriptions
 from marl_llm.games.search.teams import parallel_retrieval, retrieve_with
-from marl_llm.workflows import Role, Task, Trajectory, Workflow, World, numbered, plain
+from marl_llm.workflows import Environment, Role, Task, Trajectory, Workflow, numbered, plain
 from marl_llm.workflows.answers import answer_f1
 from marl_llm.workflows.rewards import absolute, broadcast
 from marl_llm.workflows.splits import listed_tasks, split_of
@@ -112,7 +112,7 @@ def library_team(retrieve: Any, roles: dict[str, Role]) -> Workflow:
     return dataclasses.replace(team, name="library_questions", metrics={**team.metrics, "name": name_share, "found": rank_pay})
 
 
-def library_questions(max_prompt: int = 256, max_tokens: int = 32, top_k: int = 3) -> World:
+def library_questions(max_prompt: int = 256, max_tokens: int = 32, top_k: int = 3) -> Environment:
     """A searcher and an answerer on questions about Python's library, which every machine has.
 
     Args:
@@ -125,4 +125,4 @@ def library_questions(max_prompt: int = 256, max_tokens: int = 32, top_k: int = 
     folder = tempfile.TemporaryDirectory(prefix="library-")
     index = build_library(f"{folder.name}/index")
     team = library_team(retrieve_with(index, top_k), library_roles(max_prompt, max_tokens))
-    return World(team, listed_tasks(library_tasks()), "f1", close=folder.cleanup)
+    return Environment(team, listed_tasks(library_tasks()), "f1", close=folder.cleanup)

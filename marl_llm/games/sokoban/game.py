@@ -58,7 +58,7 @@ class Sokoban(BoardGame):
 
     name: ClassVar[str] = "sokoban"
     prose: ClassVar[ModuleType] = prose
-    floor: ClassVar[dict[str, float]] = {"noise": 1.0, "noisy": 1.0, "repeat": 0.0}
+    random_player: ClassVar[dict[str, float]] = {"noise": 1.0, "noisy": 1.0, "repeat": 0.0}
 
     height: int = 6  # of the room, its border included (a reading: the paper says 6x6)
     width: int = 6

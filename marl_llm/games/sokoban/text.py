@@ -19,9 +19,9 @@ from marl_llm.games.hosted import map_tasks
 from marl_llm.games.kit.grids import STEPS
 from marl_llm.games.programs import Applied, PuzzleRules, read_moves, status_of, write_moves
 from marl_llm.games.sokoban.game import DISCOUNT, Sokoban
-from marl_llm.games.text_team import ACTIONS, PROMPT_TOKENS, RESPONSE_TOKENS, TextOptions, text_world
+from marl_llm.games.text_team import ACTIONS, PROMPT_TOKENS, RESPONSE_TOKENS, TextOptions, text_environment
 from marl_llm.hints import check_word
-from marl_llm.workflows import ScriptTurn, WorkflowError, World
+from marl_llm.workflows import Environment, ScriptTurn, WorkflowError
 
 Rows = tuple[str, ...]
 Cell = tuple[int, int]
@@ -187,7 +187,7 @@ def sokoban_text(
     noise: float = 0.0,
     max_prompt: int = PROMPT_TOKENS,
     max_tokens: int = RESPONSE_TOKENS,
-) -> World:
+) -> Environment:
     """Sokoban in text, on the rooms of the device game of the same sizes.
 
     Args:
@@ -212,7 +212,7 @@ def sokoban_text(
     options = TextOptions(agents, turns, rewards_form, last_line, noise, max_prompt, max_tokens)
     tasks = map_tasks(game, rooms_seed, words + (BOX_PATH if by_box else ""), "room")
     player = functools.partial(room_player, by_box)
-    return text_world(puzzle, prompts, options, tasks, player, propose=carry if by_box else None, unread=0.5)
+    return text_environment(puzzle, prompts, options, tasks, player, propose=carry if by_box else None, unread=0.5)
 
 
 def room_player(by_box: bool, noise: float = 0.0) -> Callable[[ScriptTurn], str]:

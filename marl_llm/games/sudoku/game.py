@@ -58,7 +58,7 @@ class Sudoku(BoardGame):
 
     name: ClassVar[str] = "sudoku"
     prose: ClassVar[ModuleType] = prose
-    floor: ClassVar[dict[str, float]] = {"noise": 1.0, "noisy": 1.0, "repeat": 0.0}
+    random_player: ClassVar[dict[str, float]] = {"noise": 1.0, "noisy": 1.0, "repeat": 0.0}
 
     max_fills: int = 6  # M, per list
     max_turns: int = 4  # T

@@ -20,9 +20,9 @@ from marl_llm.games.hosted import map_tasks
 from marl_llm.games.programs import Applied, PuzzleRules
 from marl_llm.games.sudoku.game import Sudoku
 from marl_llm.games.sudoku.puzzles import CELLS, GRIDS, PEERS, SIDE
-from marl_llm.games.text_team import PROMPT_TOKENS, RESPONSE_TOKENS, Prompts, TextOptions, text_world
+from marl_llm.games.text_team import PROMPT_TOKENS, RESPONSE_TOKENS, Prompts, TextOptions, text_environment
 from marl_llm.untrusted import Bounds, read_json
-from marl_llm.workflows import FormatError, ScriptTurn, WorkflowError, World
+from marl_llm.workflows import Environment, FormatError, ScriptTurn, WorkflowError
 
 Rows = tuple[str, ...]
 Fills = tuple[tuple[int, int, int], ...]  # (row, column, digit), from 1
@@ -142,7 +142,7 @@ def sudoku_text(
     noise: float = 0.0,
     max_prompt: int = PROMPT_TOKENS,
     max_tokens: int = RESPONSE_TOKENS,
-) -> World:
+) -> Environment:
     """Sudoku 4x4 in text, on the puzzles of the device game.
 
     Args:
@@ -155,7 +155,7 @@ def sudoku_text(
     puzzle = PuzzleRules("sudoku_text", fill, unsolved, read_fills, write_fills, _describe)
     options = TextOptions(agents, turns, rewards_form, last_line, noise, max_prompt, max_tokens)
     tasks = map_tasks(Sudoku(max_turns=turns), puzzles_seed, TASK, "puzzle")
-    return text_world(puzzle, PROMPTS, options, tasks, fill_player, unread=0.5)
+    return text_environment(puzzle, PROMPTS, options, tasks, fill_player, unread=0.5)
 
 
 def _describe(rows: Rows) -> str:

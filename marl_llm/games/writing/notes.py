@@ -14,13 +14,13 @@ import math
 import random
 from collections.abc import Callable
 
-from marl_llm.games.kit.miniature import SHARES, kinds_of_split, word_speech
+from marl_llm.games.kit.miniature import SHARES, kinds_of_split, word_renderer
 from marl_llm.games.writing.reward import PAPER, Band, Constants
 from marl_llm.games.writing.team import TASKS, Shown, two_parts, writing_team
 from marl_llm.games.writing.transitions import CATEGORIES
 from marl_llm.hints import check_word
 from marl_llm.text import PieceTokenizer, train_pieces
-from marl_llm.workflows import PlainText, Role, ScriptTurn, Task, World, plain
+from marl_llm.workflows import Environment, PlainText, Role, ScriptTurn, Task, plain
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.splits import drawn_tasks
 
@@ -48,9 +48,9 @@ def notes_tokenizer() -> PieceTokenizer:
     return train_pieces(tuple(dict.fromkeys((*own, *names, *STOPS, *CONNECTIVES))))
 
 
-def notes_speech() -> PlainText:
+def notes_renderer() -> PlainText:
     """A text ends with `.`."""
-    return word_speech(notes_tokenizer())
+    return word_renderer(notes_tokenizer())
 
 
 @functools.cache
@@ -112,7 +112,7 @@ def notes_player(
 
 
 def random_writer(turn: ScriptTurn) -> str:
-    """The floor: random words of the world."""
+    """The random player: words of the environment."""
     rng = turn.random
     words = [*STOPS, *CONNECTIVES, *(f"{kind}{i}" for kind, size in (("p", FIRST), ("q", SECOND), ("v", VERBS)) for i in range(size))]
 
@@ -132,7 +132,7 @@ def notes(
     most_second: int = 10,
     connectives: int = 2,
     task: str = "tldr",
-) -> World:
+) -> Environment:
     """Two writers on generated posts.
 
     Args:
@@ -149,6 +149,6 @@ def notes(
     workflow = writing_team(constants, notes_roles(style, constants), style, shown)
     tasks = drawn_tasks(lambda split, number: notes_task(split, notes_seed, number), SHARES)
     script = notes_player(most_first, most_second, connectives, style == "single", constants)
-    return World(workflow, tasks, "return", notes_speech(), script, random_writer)
+    return Environment(workflow, tasks, "return", notes_renderer(), script, random_writer)
 
 

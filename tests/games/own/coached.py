@@ -1,7 +1,7 @@
 """A workflow that can be coached, as a user writes it: one role that has to repeat a digit, and a rubric that says how near it came."""
 
 from marl_llm.text import ByteTokenizer
-from marl_llm.workflows import CoachGuide, PlainText, Role, Task, Workflow, World, plain
+from marl_llm.workflows import CoachGuide, Environment, PlainText, Role, Task, Workflow, plain
 from marl_llm.workflows.rewards import broadcast
 
 DIGITS = "0123456789"
@@ -21,7 +21,7 @@ def brief(view):
     return f"speaker reads x says {'x' if said == view.task['digit'] else 'y' if said in DIGITS else 'z'}"
 
 
-def echo(noise: float = 0.3) -> World:
+def echo(noise: float = 0.3) -> Environment:
     """The echo. `noise` is how often the scripted player is wrong."""
     role = Role("speaker", "{digit}>", parse=plain("said"), writes={"said": ""}, max_prompt=8, max_tokens=4)
     workflow = Workflow("echo", role, ("digit",), rewards=(broadcast(right),), metrics={"right": right})
@@ -39,4 +39,4 @@ def echo(noise: float = 0.3) -> World:
 
     texts = {"speaker": "says the digit that it reads"}
     guide = CoachGuide("One speaker repeats a digit.", texts, "the digit is right", rubric=rubric, brief=brief)
-    return World(workflow, tasks, "right", PlainText(tokenizer, tokenizer.stop_ids), script, guide=guide)
+    return Environment(workflow, tasks, "right", PlainText(tokenizer, tokenizer.stop_ids), script, guide=guide)

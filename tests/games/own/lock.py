@@ -28,7 +28,7 @@ class Lock:
 
     name: ClassVar[str] = "lock"
     device: ClassVar[bool] = True
-    floor: ClassVar[dict[str, float]] = {"slip": 1.0}
+    random_player: ClassVar[dict[str, float]] = {"slip": 1.0}
     max_turns: ClassVar[int] = 1
     stages: ClassVar = (("keeper",), ("opener",))
     roles: ClassVar = (GameRole("keeper", 2, 1), GameRole("opener", 2, 1))

@@ -1,14 +1,14 @@
 """A workflow as a user writes it, in a file of its own: a teller hears a colour, a guesser must say it from what the teller said."""
 
 from marl_llm.text import train_pieces
-from marl_llm.workflows import PlainText, Role, Task, Workflow, World, plain, sequence
+from marl_llm.workflows import Environment, PlainText, Role, Task, Workflow, plain, sequence
 from marl_llm.workflows.rewards import broadcast
 
 COLOURS = ("red", "green", "blue", "white")
 SPLITS = {"train": COLOURS[:2], "validation": COLOURS[2:3], "test": COLOURS[3:]}
 
 
-def relay(words: int = 1, noise: float = 0.5) -> World:
+def relay(words: int = 1, noise: float = 0.5) -> Environment:
     """`words` that may be said; `noise` of the scripted player."""
     if words < 1:
         raise ValueError(f"relay.words={words} must be at least 1")
@@ -28,4 +28,4 @@ def relay(words: int = 1, noise: float = 0.5) -> World:
         dice = turn.random
         return dice.choice(COLOURS) if dice.random() < noise else turn.fields["colour" if turn.role.name == "teller" else "hint"]
 
-    return World(team, tasks, "right", PlainText(tokenizer, (int(tokenizer.ids_of(["."])[0]),)), play)
+    return Environment(team, tasks, "right", PlainText(tokenizer, (int(tokenizer.ids_of(["."])[0]),)), play)

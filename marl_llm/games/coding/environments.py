@@ -1,4 +1,4 @@
-"""The worlds of coding. Of workflow D (UnityMAS-O): `functions`, `problems`. Coder and unit tester (Stronger-MAS): `function_debate`,
+"""The environments of coding. Of workflow D (UnityMAS-O): `functions`, `problems`. Coder and unit tester (Stronger-MAS): `function_debate`,
 `code_debate`. Helper and main agent (MAGRPO): `helper_functions`, `function_problems`. The first of each pair is generated.
 """
 
@@ -15,12 +15,12 @@ from marl_llm.games.coding.data import load_problems
 from marl_llm.games.coding.debate import HIDDEN as DEBATE_HIDDEN
 from marl_llm.games.coding.debate import code_debate as debate_team
 from marl_llm.games.coding.debate import debate_roles, single_coder
-from marl_llm.games.coding.function_debate import FunctionRuns, debate_speech, debate_task, function_debate_player, function_debate_roles
-from marl_llm.games.coding.functions import function_speech, function_task
+from marl_llm.games.coding.function_debate import FunctionRuns, debate_renderer, debate_task, function_debate_player, function_debate_roles
+from marl_llm.games.coding.functions import function_renderer, function_task
 from marl_llm.games.coding.helper_functions import (
     HIDDEN,
     WORDS,
-    aux_speech,
+    aux_renderer,
     aux_task,
     helper_player,
     mini_aux_roles,
@@ -34,7 +34,7 @@ from marl_llm.games.coding.team import ROUNDS, plan_code_verify_reflect, verifie
 from marl_llm.games.kit.datasets import apart_from_test, check_two_files, disjoint_files, split_tasks, unlike
 from marl_llm.games.kit.miniature import SHARES
 from marl_llm.hints import check_word
-from marl_llm.workflows import Task, World
+from marl_llm.workflows import Environment, Task
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.rows import log_dropped, without
 from marl_llm.workflows.splits import Tasks, drawn_tasks
@@ -52,7 +52,7 @@ def functions(
     withhold_advice: float = 0.5,
     rounds: int = ROUNDS,
     hide_fields: str = "",
-) -> World:
+) -> Environment:
     """Workflow D on generated functions, judged in the real sandbox.
 
     Args:
@@ -70,15 +70,15 @@ def functions(
         roles = hide_field(roles, role, field)
     workflow = mini_plan_code_verify_reflect(mini_verifier(), roles, rounds)
     tasks = drawn_tasks(lambda split, number: function_task(split, functions_seed, number, ambiguous_share, rare), SHARES)
-    return World(workflow, tasks, "all_passed", function_speech(), function_player(noise, ignore_advice, withhold_advice))
+    return Environment(workflow, tasks, "all_passed", function_renderer(), function_player(noise, ignore_advice, withhold_advice))
 
 
-def problems(train: str = "", test: str = "", rounds: int = ROUNDS, bad_rows: str = "refuse") -> World:
+def problems(train: str = "", test: str = "", rounds: int = ROUNDS, bad_rows: str = "refuse") -> Environment:
     """Workflow D on problems with tests (DeepCoder's mix: `coding.data`), judged in the sandbox."""
     tasks = disjoint_files(load_problems, train, test, "problem", bad_rows)
     if rounds < 1:
         raise WorkflowError(f"rounds={rounds} must be at least 1")
-    return World(plan_code_verify_reflect(verifier(), rounds=rounds), tasks, "all_passed")
+    return Environment(plan_code_verify_reflect(verifier(), rounds=rounds), tasks, "all_passed")
 
 
 def function_debate(
@@ -92,7 +92,7 @@ def function_debate(
     slip: float = 0.3,
     trivial: float = 0.2,
     keep: float = 0.5,
-) -> World:
+) -> Environment:
     """Coder and unit tester on generated functions of numbers; programs run in the sandbox.
 
     Args:
@@ -105,7 +105,7 @@ def function_debate(
     roles = roles if agents == "team" else {"coder": roles["coder"]}
     workflow = debate_team(FunctionRuns(), roles, agents, turns, rewards_form, ("problem",), DEBATE_HIDDEN)
     tasks = drawn_tasks(lambda split, number: debate_task(split, functions_seed, number, rare), SHARES)
-    return World(workflow, tasks, "solved", debate_speech(), function_debate_player(noise, misreading, slip, trivial, keep))
+    return Environment(workflow, tasks, "solved", debate_renderer(), function_debate_player(noise, misreading, slip, trivial, keep))
 
 
 def code_debate(
@@ -121,7 +121,7 @@ def code_debate(
     timeout_s: float = 10.0,
     max_prompt: int = 8192,
     max_tokens: int = 4096,
-) -> World:
+) -> Environment:
     """Coder and unit tester on programming problems in the schemas of `coding.contests`, judged in the sandbox.
 
     Args:
@@ -141,7 +141,7 @@ def code_debate(
         tasks = log_dropped(train, check_references(tasks))
     roles = debate_roles(max_tokens, max_prompt) if agents == "team" else {"coder": single_coder(max_tokens, max_prompt)}
     workflow = debate_team(Runs(timeout_s), roles, agents, turns, rewards_form)
-    return World(workflow, split_tasks(tasks, found.tasks, unlike("problem"), train, test), "solved")
+    return Environment(workflow, split_tasks(tasks, found.tasks, unlike("problem"), train, test), "solved")
 
 
 def helper_functions(
@@ -159,7 +159,7 @@ def helper_functions(
     lean: float = 0.0,
     ambiguous: float = 0.0,
     timeout_s: float = 2.0,
-) -> World:
+) -> Environment:
     """Helper and main agent on generated functions, judged in the real sandbox.
 
     Args:
@@ -178,12 +178,12 @@ def helper_functions(
         raise WorkflowError(f"ambiguous={ambiguous} is not in [0, 1]")
     if style == "feedback":
         if feedback not in MINI_FEEDBACK:
-            raise WorkflowError(f"feedback={feedback!r}: this world's models read {', '.join(MINI_FEEDBACK)}")
+            raise WorkflowError(f"feedback={feedback!r}: this environment's models read {', '.join(MINI_FEEDBACK)}")
         tool = scripted_expert(truth) if feedback == "expert" else report_feedback(judge, check_mode(feedback, visible))
     workflow = aux_main(judge, mini_aux_roles(style == "single"), style, WORDS, tool, turns, individual, INPUTS, HIDDEN)
     tasks = drawn_tasks(lambda split, number: aux_task(split, functions_seed, number, visible, ambiguous), SHARES)
     script = helper_player(noise, heed, lean, style == "single")
-    return World(workflow, tasks, "passed", aux_speech(ambiguous > 0), script, random_helper)
+    return Environment(workflow, tasks, "passed", aux_renderer(ambiguous > 0), script, random_helper)
 
 
 def function_problems(
@@ -203,7 +203,7 @@ def function_problems(
     timeout_s: float = 10.0,
     max_prompt: int = 2048,
     max_tokens: int = 256,
-) -> World:
+) -> Environment:
     """Helper and main agent on HumanEval, CoopHumanEval, or both one after the other.
 
     Args:
@@ -234,7 +234,7 @@ def function_problems(
     roles = aux_roles(max_tokens, max_prompt, style == "single")
     workflow = aux_main(judge, roles, style, feedback=tool, turns=turns, individual=individual)
     tasks = split_rows(humaneval, coop, rows, visible)
-    return World(workflow, tasks, "passed", close=client.close if client else lambda: None)
+    return Environment(workflow, tasks, "passed", close=client.close if client else lambda: None)
 
 
 def split_rows(humaneval: str, coop: str, rows: str, visible: int) -> Tasks:

@@ -1,12 +1,12 @@
-"""Every world of Stronger-MAS for chat models, on a tiny chat checkpoint: plays, trains two steps, resumes, is exported.
+"""Every environment of Stronger-MAS for chat models, on a tiny chat checkpoint: plays, trains two steps, resumes, is exported.
 
-Plan-Path's stands in `test_plan_path_text.py`. The worlds share one shape of model and prompt, so that they compile one set of programs.
+Plan-Path's stands in `test_plan_path_text.py`. The environments share one shape of model and prompt: they compile one set of programs.
 """
 
 import pytest
 from test_code_data import apps, write
 from test_maths_data import AIME24, POLARIS
-from text_world import whole_path
+from text_environment import whole_path
 
 BOARDS = {"sokoban_text": {"turns": 1, "tool_answer": "box_path"}, "sudoku_text": {"turns": 1}}
 
@@ -25,15 +25,15 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("world", FILES)
-def test_a_world_of_files_plays_trains_resumes_and_is_exported(tmp_path, world):
-    name, variant, speakers, turns = FILES[world]
-    if world == "code":
+@pytest.mark.parametrize("environment", FILES)
+def test_a_world_of_files_plays_trains_resumes_and_is_exported(tmp_path, environment):
+    name, variant, speakers, turns = FILES[environment]
+    if environment == "code":
         rows, held_out, game = [apps(n) for n in range(0, 24, 2)], [apps(n) for n in range(40, 48, 2)], {"difficulty": "introductory"}
     else:
         rows, held_out, game = [{**POLARIS, "problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(20)], [AIME24], {}
     game |= {"train": str(write(tmp_path / "train.jsonl", rows)), "test": str(write(tmp_path / "test.jsonl", held_out))}
-    game |= {"reasoners": 2, "users": 1} if world == "ensemble" else {"turns": turns}
+    game |= {"reasoners": 2, "users": 1} if environment == "ensemble" else {"turns": turns}
     figures = whole_path(tmp_path, name, game, variant)
     assert figures["samples"] == 2 * speakers * turns * 4  # E, N, T, K
     assert figures["aborted"] == 0.0

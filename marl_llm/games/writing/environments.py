@@ -1,4 +1,4 @@
-"""The world of TLDR, arXiv and descriptions of Python's library for general models; that of tiny ones is `notes`."""
+"""The environment of TLDR, arXiv and descriptions of Python's library for general models; that of tiny ones is `notes`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from marl_llm.games.writing.graded import Graded
 from marl_llm.games.writing.reward import PRESETS
 from marl_llm.games.writing.team import FIELDS, TASKS, load_texts, writing_roles, writing_team
 from marl_llm.hints import check_word
-from marl_llm.workflows import Task, World
+from marl_llm.workflows import Environment, Task
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.rows import without
 from marl_llm.workflows.splits import listed_tasks
@@ -26,7 +26,7 @@ def writing(
     rows: int = 1000,
     max_prompt: int = 2048,
     max_tokens: int = 256,
-) -> World:
+) -> Environment:
     """Two writers on posts (TLDR), abstracts (arXiv) or descriptions of Python's library, which every machine has.
 
     Args:
@@ -50,11 +50,11 @@ def writing(
     if task == "descriptions":
         if train or test:
             raise WorkflowError("train and test would have no effect: descriptions come with Python")
-        return World(team, listed_tasks(description_tasks()), "return")
+        return Environment(team, listed_tasks(description_tasks()), "return")
     check_two_files(train, test, WorkflowError)
     found, held_out = (load_texts(path, split, FIELDS[task], rows).tasks for path, split in ((train, "train"), (test, "test")))
     tasks = split_tasks(_unlike(found, held_out), held_out, _unlike, train, test)
-    return World(team, tasks, "return")
+    return Environment(team, tasks, "return")
 
 
 def _unlike(tasks: list[Task], others: list[Task]) -> list[Task]:

@@ -1,4 +1,4 @@
-"""The worlds of maths. Reasoner and Python user (Stronger-MAS): `sums`, `maths_debate`; with a judge `sums_ensemble`, `maths_ensemble`.
+"""Environments of maths. Reasoner and Python user (Stronger-MAS): `sums`, `maths_debate`; with a judge `sums_ensemble`, `maths_ensemble`.
 MathChat (MAPPA): `chain_maths`, `math_chat`. `sums...` and `chain_maths` are generated, for tiny models.
 """
 
@@ -19,8 +19,8 @@ from marl_llm.games.maths.debate import maths_debate as debate_team
 from marl_llm.games.maths.ensemble import ORDER
 from marl_llm.games.maths.ensemble import maths_ensemble as ensemble_team
 from marl_llm.games.maths.sums import HIDDEN as SUMS_HIDDEN
-from marl_llm.games.maths.sums import SumAnswers, sums_judge, sums_player, sums_roles, sums_speech, sums_task
-from marl_llm.workflows import ActionView, CoachGuide, Task, World
+from marl_llm.games.maths.sums import SumAnswers, sums_judge, sums_player, sums_renderer, sums_roles, sums_task
+from marl_llm.workflows import ActionView, CoachGuide, Environment, Task
 from marl_llm.workflows.rows import DataError, log_dropped
 from marl_llm.workflows.splits import Tasks, drawn_tasks, hold_out, listed_tasks
 
@@ -38,7 +38,7 @@ def sums(
     slip: float = 0.2,
     misreading: float = 1.0,
     adopt: float = 0.5,
-) -> World:
+) -> Environment:
     """Reasoner and Python user on generated word problems; programs run in the sandbox.
 
     Args:
@@ -52,7 +52,7 @@ def sums(
     answers = SumAnswers(strict=rewards_form == "safe")
     workflow = debate_team(answers, roles, agents, turns, rewards_form, ("problem",), SUMS_HIDDEN)
     tasks = drawn_tasks(lambda split, number: sums_task(split, sums_seed, number, least, most, rare), SHARES)
-    return World(workflow, tasks, "correct", sums_speech(), sums_player(slip, misreading, adopt))
+    return Environment(workflow, tasks, "correct", sums_renderer(), sums_player(slip, misreading, adopt))
 
 
 def sums_ensemble(
@@ -67,7 +67,7 @@ def sums_ensemble(
     misreading: float = 1.0,
     noise: float = 0.5,
     group_seats: bool = False,
-) -> World:
+) -> Environment:
     """N reasoners, M Python users and a judge on the problems of `sums`; `noise` is the scripted judge's, other options as `sums`.
 
     With `group_seats` the seats of one role are candidates for their common prompt.
@@ -80,7 +80,7 @@ def sums_ensemble(
         return _with_order(sums_task(split, sums_seed, number, least, most, rare))
 
     script = sums_player(slip, misreading, noise=noise)
-    return World(workflow, drawn_tasks(draw, SHARES), "correct", sums_speech(), script)
+    return Environment(workflow, drawn_tasks(draw, SHARES), "correct", sums_renderer(), script)
 
 
 def maths_debate(
@@ -94,7 +94,7 @@ def maths_debate(
     timeout_s: float = 10.0,
     max_prompt: int = 8192,
     max_tokens: int = 4096,
-) -> World:
+) -> Environment:
     """Reasoner and Python user on problems in the schemas of `maths.data`; math-verify compares answers, programs run in the sandbox.
 
     Args:
@@ -109,7 +109,7 @@ def maths_debate(
         size = (max_tokens, max_prompt)
         roles = debate_roles(*size) if agents == "team" else {"reasoner": single_reasoner(*size)}
         workflow = debate_team(answers, roles, agents, turns, rewards_form)
-        return World(workflow, tasks, "correct", close=answers.close)
+        return Environment(workflow, tasks, "correct", close=answers.close)
     except BaseException:
         answers.close()
         raise
@@ -125,7 +125,7 @@ def maths_ensemble(
     bad_rows: str = "refuse",
     timeout_s: float = 10.0,
     group_seats: bool = False,
-) -> World:
+) -> Environment:
     """N reasoners, M Python users and a judge; options as `maths_debate` and `sums_ensemble`."""
     answers = Answers(rewards_form == "safe", timeout_s)
     try:
@@ -135,7 +135,7 @@ def maths_ensemble(
             return [_with_order(task) for task in tasks(split, first, count)]
 
         workflow = ensemble_team(answers, reasoners, users, None, rewards_form, group_seats=group_seats)
-        return World(workflow, ordered, "correct", close=answers.close)
+        return Environment(workflow, ordered, "correct", close=answers.close)
     except BaseException:
         answers.close()
         raise
@@ -170,7 +170,7 @@ def chain_maths(
     repeats: float = 0.1,
     filler: int = 4,
     points: bool = True,
-) -> World:
+) -> Environment:
     """MathChat's team on generated chains of operations; programs run in the sandbox.
 
     Args:
@@ -194,7 +194,7 @@ def chain_maths(
         guide, rubric=rubric, brief=chain_coach.chain_brief, contribution=chain_coach.chain_contribution, version=version,
         better=chain_coach.chain_better, strategic=phase_at > 0,
     )  # fmt: skip
-    return World(workflow, tasks, "correct", chain.chain_speech(), player, close=tools.close, guide=guide)
+    return Environment(workflow, tasks, "correct", chain.chain_renderer(), player, close=tools.close, guide=guide)
 
 
 def math_chat(
@@ -208,7 +208,7 @@ def math_chat(
     timeout_s: float = 30.0,
     max_prompt: int = 24_576,
     max_tokens: int = 4096,
-) -> World:
+) -> Environment:
     """MathChat on competition problems in the schemas of `maths.competitions`; math-verify compares answers, programs run in the sandbox.
 
     Args:
@@ -223,7 +223,7 @@ def math_chat(
         tasks = _competition_tasks(tools, train, test, pool, pool_seed, bad_rows)
         roles = chat_roles(information, executor_turns, max_tokens, max_prompt)
         workflow = math_chat_workflow(tools, roles, information, executor_turns, timeout_s=timeout_s + 90.0)
-        return World(workflow, tasks, "correct", close=tools.close, guide=chat_guide(information, executor_turns, max_tokens))
+        return Environment(workflow, tasks, "correct", close=tools.close, guide=chat_guide(information, executor_turns, max_tokens))
     except BaseException:
         tools.close()
         raise

@@ -1,6 +1,6 @@
 """Between fields and ids, for one model: prompts become ids, sampled ids become text. Sampled text never becomes ids (law 1).
 
-`marl_llm.text.Chat` is the speech of a model that knows a chat format. `PlainText` is that of one that knows none, such as a tiny model
+`marl_llm.text.Chat` is the renderer of a model that knows a chat format. `PlainText` is that of one that knows none, such as a tiny model
 with a vocabulary of its own: the system's and the user's text, one after the other, and the response behind them.
 """
 
@@ -19,7 +19,7 @@ from marl_llm.workflows.state import Talk
 
 
 @runtime_checkable
-class Speech(Protocol):
+class Renderer(Protocol):
     """What the controller asks of `Chat`, `PlainText`, or another."""
 
     tokenizer: Tokenizer
@@ -94,7 +94,7 @@ class RolePrompt:
     """A role's prompt.
 
     Attributes:
-      talk: as ids; None for a player without speech.
+      talk: as ids; None for a player without a renderer.
       messages: as text; of a conversation that continues, what extends it.
       trimmed: how much of `role.trim`, items or characters, was cut.
       replaced: characters that were no valid text.
@@ -106,18 +106,18 @@ class RolePrompt:
     replaced: int
 
 
-def prompt_of(role: Role, speech: Speech | None, fields: dict[str, Any], earlier: Talk | None = None) -> RolePrompt:
-    """The prompt of a role, `role.trim` cut so far that it fits `role.max_prompt`. Without speech nothing is cut.
+def prompt_of(role: Role, renderer: Renderer | None, fields: dict[str, Any], earlier: Talk | None = None) -> RolePrompt:
+    """The prompt of a role, `role.trim` cut so far that it fits `role.max_prompt`. Without a renderer nothing is cut.
 
     `earlier` is the conversation that the prompt continues. Raises `PromptTooLong`, or `WorkflowError` with what a chat template refuses.
     """
     if role.speaks_ids:
-        if speech is None:
+        if renderer is None:
             return RolePrompt(None, [], 0, 0)
         ids = role.prompt_ids(fields)
         if len(ids) > role.max_prompt:
             raise PromptTooLong(f"the prompt has {len(ids)} tokens, {role.max_prompt} are allowed")
-        return RolePrompt(Conversation((Turn(ids),)), [Message("user", speech.tokenizer.decode(ids))], 0, 0)
+        return RolePrompt(Conversation((Turn(ids),)), [Message("user", renderer.tokenizer.decode(ids))], 0, 0)
     schemas = [tool.schema for tool in role.tools]
 
     def render(trimmed: int) -> tuple[RolePrompt, str]:
@@ -127,15 +127,15 @@ def prompt_of(role: Role, speech: Speech | None, fields: dict[str, Any], earlier
             given = {**fields, role.trim: value[trimmed:] if role.trim_from == "start" else value[: len(value) - trimmed]}
         messages, replaced = role.render(given, again=earlier is not None)
         size = sum(len(message.content) for message in messages)
-        if speech is not None and size > CHARACTERS_PER_TOKEN * role.max_prompt:
+        if renderer is not None and size > CHARACTERS_PER_TOKEN * role.max_prompt:
             return RolePrompt(None, messages, trimmed, replaced), f"{size} characters, {role.max_prompt} tokens are allowed"
         try:
-            if speech is None:
+            if renderer is None:
                 talk = None
             elif earlier is not None:
-                talk = speech.extend(earlier.ids, messages)
+                talk = renderer.extend(earlier.ids, messages)
             else:
-                talk = speech.start(messages, schemas) if schemas else speech.start(messages)
+                talk = renderer.start(messages, schemas) if schemas else renderer.start(messages)
         except TemplateLimitError as error:
             raise PromptTooLong(str(error)) from error
         except TemplateError as error:
@@ -164,6 +164,6 @@ def prompt_of(role: Role, speech: Speech | None, fields: dict[str, Any], earlier
     return best
 
 
-def spoken_ids(speech: Speech, text: str) -> tuple[int, ...]:
+def spoken_ids(renderer: Renderer, text: str) -> tuple[int, ...]:
     """Ids of a text that a script wrote, with the stop token: what a model would have to emit to say it. For imitation only."""
-    return (*speech.tokenizer.encode(text), speech.stop_ids[0])
+    return (*renderer.tokenizer.encode(text), renderer.stop_ids[0])

@@ -1,4 +1,4 @@
-"""The data pipeline as a world: `tiny_pipeline` on generated tables, `data_pipeline` on modelling tasks in DSBench's schema."""
+"""The data pipeline as an environment: `tiny_pipeline` on generated tables, `data_pipeline` on modelling tasks in DSBench's schema."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from marl_llm.games.pipeline.statements import (
     FORGETS,
     REQUIRED,
     pipeline_player,
+    pipeline_renderer,
     pipeline_roles,
-    pipeline_speech,
     random_player,
     shown_files,
 )
 from marl_llm.games.pipeline.tables import HIDDEN, SHARES, array_faults, grade_table, submission_fault, table_task, well_made
 from marl_llm.games.pipeline.team import pipeline
 from marl_llm.tools.sandbox import Limits
-from marl_llm.workflows import ActionView, CoachGuide, Task, World
+from marl_llm.workflows import ActionView, CoachGuide, Environment, Task
 from marl_llm.workflows.rows import DataError
 from marl_llm.workflows.splits import drawn_tasks, hold_out, listed_tasks
 
@@ -65,7 +65,7 @@ def pipeline_guide(facts: FileFacts | None = None, **options: Any) -> CoachGuide
     return CoachGuide(TEAM_TEXT, ROLE_TEXTS, SUCCESS, QUESTIONS, **fixed, **options)
 
 
-def tiny_pipeline(tables_seed: int = 0, turns: str = "1,1,1", forgets: float = FORGETS) -> World:
+def tiny_pipeline(tables_seed: int = 0, turns: str = "1,1,1", forgets: float = FORGETS) -> Environment:
     """Engineer, modeler and analyst on generated tables, with statements for words.
 
     Args:
@@ -86,7 +86,7 @@ def tiny_pipeline(tables_seed: int = 0, turns: str = "1,1,1", forgets: float = F
     drawn = drawn_tasks(lambda split, number: table_task(split, tables_seed, number), SHARES)
     facts = FileFacts(REQUIRED, array_faults, submission_fault, well_made)
     guide = pipeline_guide(facts, brief=pipeline_brief(facts))
-    return World(workflow, drawn, "success", pipeline_speech(), pipeline_player(forgets), random_player, guide=guide)
+    return Environment(workflow, drawn, "success", pipeline_renderer(), pipeline_player(forgets), random_player, guide=guide)
 
 
 def read_turns(text: str) -> tuple[int, int, int]:
@@ -107,7 +107,7 @@ def data_pipeline(
     table_mb: float = tasks.MAX_MB,
     max_prompt: int = 24_576,
     max_tokens: int = 16_384,
-) -> World:
+) -> Environment:
     """Engineer, modeler and analyst on modelling tasks in DSBench's schema, with pandas and scikit-learn in the sandbox.
 
     Args:
@@ -143,7 +143,7 @@ def data_pipeline(
         list_files=prompts.list_files, timeout_s=timeout_s + 60.0,
     )  # fmt: skip
     listed = listed_tasks({"train": kept, "validation": validation, "test": held_out})
-    return World(workflow, listed, "success", guide=pipeline_guide(feedback=prompts.feedback))
+    return Environment(workflow, listed, "success", guide=pipeline_guide(feedback=prompts.feedback))
 
 
 def _check_apart(parts: dict[str, list[Task]]) -> None:

@@ -1,4 +1,4 @@
-"""The whole path of a world in text with a chat checkpoint of a thousand parameters: plays, trains two steps, resumes, is exported."""
+"""The whole path of an environment in text, with a chat checkpoint of 1,000 parameters: plays, trains two steps, resumes, is exported."""
 
 import importlib
 import json
@@ -38,7 +38,7 @@ def write_qwen3(folder):
 def whole_path(folder, name, game, variant="smoke"):
     """Trains the config's team for two steps, and from its checkpoint after the first another one; the figures of the first step.
 
-    `game` are options of the world. Two models would be compiled twice; here all roles share one.
+    `game` are options of the environment. Two models would be compiled twice; here all roles share one.
     """
     config = importlib.import_module(f"experiments.configs.{name}").get_config(variant)
     config = config if variant == "smoke" else smoke_workflow(config)
@@ -48,7 +48,7 @@ def whole_path(folder, name, game, variant="smoke"):
     checkpoints, figures, ends = Checkpoints(folder / "checkpoints", keep=3), [], []
     for start in (0, 1):
         with resolve(config) as plan, building.build_team(plan, config, make_mesh(1)) as team:
-            assert team.learners["shared"].spec.speech.options == {"enable_thinking": False}
+            assert team.learners["shared"].spec.renderer.options == {"enable_thinking": False}
             assert set(plan.budgets.values()) == {(1536, 8)}
             if start:
                 like = team.policies()

@@ -1,4 +1,4 @@
-"""Policies: each model's parameters and optimizer, one pytree per model, on one mesh."""
+"""What an update changes of a model: its parameters and its optimizer's state, one pytree per model, on one mesh."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from jaxtyping import Array, Bool, Float, Real
 from marl_llm.models import ModelConfig, init_params
 
 
-class Policy(NamedTuple):
-    """One trainable model."""
+class TrainState(NamedTuple):
+    """One model in training."""
 
     params: dict
-    optimizer: optax.OptState
+    opt_state: optax.OptState
 
 
 def decayed(params: dict) -> dict:
@@ -41,7 +41,7 @@ def _add_decay(weight_decay: float, updates: dict, params: dict) -> dict:
 
 @functools.lru_cache(64)
 def make_optimizer(max_grad_norm: float = 1.0, b1: float = 0.9, b2: float = 0.99, weight_decay: float = 0.0):
-    """Adam after clipping by global norm, at the learning rate 1: a loop that has a schedule passes the rate to `step_policy`.
+    """Adam after clipping by global norm, at the learning rate 1: a loop that has a schedule passes the rate to `apply_gradient`.
 
     `weight_decay` falls on the matrices that `decayed` names.
     Equal arguments give the same object, so that models which are updated alike share compiled programs.
@@ -93,8 +93,8 @@ def make_plain_optimizer():
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def make_policy(params: dict, optimizer: optax.GradientTransformation) -> Policy:
-    """A policy at the start of its training: a copy of the parameters and a fresh optimizer state, both float32 whatever the parameters'
+def make_train_state(params: dict, optimizer: optax.GradientTransformation) -> TrainState:
+    """A model at the start of its training: a copy of the parameters and a fresh optimizer state, both float32 whatever the parameters'
     dtype and the model's `compute_dtype`.
 
     A step of 1e-6 is lost in bfloat16, whose neighbours of 1 lie 1/128 apart; the model rounds to its compute dtype where it multiplies.
@@ -103,18 +103,18 @@ def make_policy(params: dict, optimizer: optax.GradientTransformation) -> Policy
         return jnp.array(x, jnp.float32 if jnp.issubdtype(x.dtype, jnp.floating) else None, copy=True)
 
     params = jax.tree.map(wide, params)
-    return Policy(params, optimizer.init(params))
+    return TrainState(params, optimizer.init(params))
 
 
-def fresh_policy(config: ModelConfig, key: jax.Array, optimizer: optax.GradientTransformation) -> Policy:
-    """A policy with random parameters. `key` is consumed."""
-    return make_policy(init_params(config, key), optimizer)
+def fresh_train_state(config: ModelConfig, key: jax.Array, optimizer: optax.GradientTransformation) -> TrainState:
+    """A model with random parameters at the start of its training. `key` is consumed."""
+    return make_train_state(init_params(config, key), optimizer)
 
 
-def step_policy(
-    policy: Policy, gradient: dict, learning_rate: Float[Array, ""] | float, optimizer: optax.GradientTransformation
-) -> tuple[Policy, Float[Array, ""]]:
-    """One optimizer step; returns the new policy and the gradient's global norm before clipping.
+def apply_gradient(
+    state: TrainState, gradient: dict, learning_rate: Float[Array, ""] | float, optimizer: optax.GradientTransformation
+) -> tuple[TrainState, Float[Array, ""]]:
+    """One optimizer step; returns the new state and the gradient's global norm before clipping.
 
     The optimizer is any of optax's: its updates, times `learning_rate`, are added to the parameters. One that has a rate of its own, such
     as `optax.adamw(1e-6)`, goes with `learning_rate=1`.
@@ -124,9 +124,9 @@ def step_policy(
     """
     norm = optax.tree.norm(gradient)
     finite = jnp.isfinite(norm)
-    updates, state = optax.with_extra_args_support(optimizer).update(gradient, policy.optimizer, policy.params, finite=finite)
-    stepped = optax.apply_updates(policy.params, jax.tree.map(lambda u: learning_rate * u, updates))
-    return Policy(jax.tree.map(lambda new, old: jnp.where(finite, new, old), stepped, policy.params), state), norm
+    updates, opt_state = optax.with_extra_args_support(optimizer).update(gradient, state.opt_state, state.params, finite=finite)
+    stepped = optax.apply_updates(state.params, jax.tree.map(lambda u: learning_rate * u, updates))
+    return TrainState(jax.tree.map(lambda new, old: jnp.where(finite, new, old), stepped, state.params), opt_state), norm
 
 
 def linear_decay(

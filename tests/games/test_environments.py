@@ -1,4 +1,4 @@
-"""Worlds by name: the same tasks at every call, splits that share nothing, scripts that can play them, and files as they are published."""
+"""Environments by name: equal tasks each time, splits that share nothing, scripts that play them, and files as they are published."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from marl_llm.games import GAMES, find_game, make_game
 from marl_llm.games.coding.functions import AMBIGUOUS, program
 from marl_llm.games.search.facts import NAME
 from marl_llm.tools.retriever import RetrieverServer, build_bm25
-from marl_llm.workflows import Assignment, Controller, Scripted, World
+from marl_llm.workflows import Assignment, Controller, Environment, Scripted
 from marl_llm.workflows.metrics import rollout_metrics, team_metrics
 from marl_llm.workflows.rows import DataError
 from marl_llm.workflows.samples import sample_table
@@ -28,13 +28,13 @@ def perfect(name, **options):
     known = find_game(name).options
     habits = {habit: type(known[habit].default)(0) for habit in HABITS if habit in known}
     habits |= {"lean": 1.0} if "lean" in known else {}  # always the same convention
-    return make_game(name, **habits | ({"worlds": 1} if "worlds" in known else {}) | options)
+    return make_game(name, **habits | ({"environments": 1} if "environments" in known else {}) | options)
 
 
-def play(world, tasks, player=None):
+def play(environment, tasks, player=None):
     """The tasks played by the script, or by another player, in every role."""
-    assignment = Assignment(dict.fromkeys(world.workflow.roles, "t"), {"t": Scripted(player or world.script)})
-    with Controller(world.workflow, assignment, None, {} if world.speech is None else world.speech) as controller:
+    assignment = Assignment(dict.fromkeys(environment.workflow.roles, "t"), {"t": Scripted(player or environment.script)})
+    with Controller(environment.workflow, assignment, None, {} if environment.renderer is None else environment.renderer) as controller:
         return controller.play(tasks)
 
 
@@ -47,11 +47,11 @@ def content(task):
 
 @pytest.mark.parametrize("name", GENERATED)
 def test_tasks_are_the_same_at_every_call_and_no_split_has_one_of_another(name):
-    with perfect(name) as world, perfect(name) as again:
-        found = {split: world.tasks(split, 0, 40) for split in SPLITS}
+    with perfect(name) as environment, perfect(name) as again:
+        found = {split: environment.tasks(split, 0, 40) for split in SPLITS}
         for split, tasks in found.items():
             assert [(task.number, task.split) for task in tasks] == [(n, split) for n in range(40)]
-            for other in (world.tasks(split, 30, 10), again.tasks(split, 30, 10)):  # a pure function of split and number
+            for other in (environment.tasks(split, 30, 10), again.tasks(split, 30, 10)):  # a pure function of split and number
                 assert [content(task) for task in other] == [content(task) for task in tasks[30:]]
         texts = {split: {task.fields["question" if name in FACTS else "problem"] for task in tasks} for split, tasks in found.items()}
         names = {split: {m.group() for text in group for m in NAME.finditer(text)} for split, group in texts.items()}
@@ -62,27 +62,27 @@ def test_tasks_are_the_same_at_every_call_and_no_split_has_one_of_another(name):
             assert not kind["validation"] & kind["test"]
         for split in ("dev", ""):
             with pytest.raises((ValueError, KeyError), match=split or "''"):
-                world.tasks(split, 0, 1)
+                environment.tasks(split, 0, 1)
 
 
 @pytest.mark.parametrize("name", GENERATED)
 def test_the_script_without_mistakes_scores_one_on_every_split(name):
-    with perfect(name) as world:
-        tasks = [task for number, split in enumerate(SPLITS) for task in world.tasks(split, 8 * number, 8)]
-        rollout = play(world, tasks)
+    with perfect(name) as environment:
+        tasks = [task for number, split in enumerate(SPLITS) for task in environment.tasks(split, 8 * number, 8)]
+        rollout = play(environment, tasks)
         figures = rollout_metrics(rollout, sample_table(rollout, training=()))
-        scores = team_metrics(rollout)[world.headline]
+        scores = team_metrics(rollout)[environment.headline]
     unclear = [sum(word in AMBIGUOUS.values() for word in str(task.fields.get("problem")).split()) for task in tasks]
     assert {score for score, number in zip(scores, unclear, strict=True) if number < 3} == {1.0}  # each takes a round of three
     assert figures["aborted_share"] == 0.0
-    assert all(figures[f"role/{role}/well_formed"] == 1.0 for role in world.workflow.roles)
+    assert all(figures[f"role/{role}/well_formed"] == 1.0 for role in environment.workflow.roles)
 
 
 @pytest.mark.parametrize("name", GENERATED)
 def test_the_script_of_the_warm_up_leaves_something_to_learn(name):
-    with make_game(name, **({"worlds": 1} if name in FACTS else {})) as world:
-        rollout = play(world, world.tasks("train", 0, 48))
-        scores = team_metrics(rollout)[world.headline]
+    with make_game(name, **({"environments": 1} if name in FACTS else {})) as environment:
+        rollout = play(environment, environment.tasks("train", 0, 48))
+        scores = team_metrics(rollout)[environment.headline]
     assert all(0.0 <= score <= 1.0 for score in scores)
     assert 0.05 < sum(scores) / len(scores) < 0.95
 
@@ -90,9 +90,9 @@ def test_the_script_of_the_warm_up_leaves_something_to_learn(name):
 def test_a_blanked_field_is_gone_from_the_prompt():
     said = {}
     for hide_fields in ("", "planner.advice", "planner.advice, reflector.report"):
-        with perfect("functions", hide_fields=hide_fields) as world:
-            tasks = world.tasks("train", 0, 24)
-            rollout = play(world, [task for task in tasks if set(AMBIGUOUS.values()) & set(task.fields["problem"].split())])
+        with perfect("functions", hide_fields=hide_fields) as environment:
+            tasks = environment.tasks("train", 0, 24)
+            rollout = play(environment, [task for task in tasks if set(AMBIGUOUS.values()) & set(task.fields["problem"].split())])
         said[hide_fields] = {r: [call.prompt for way in rollout.trajectories for call in way.by(r)] for r in ("planner", "reflector")}
     assert any(" try " in prompt for prompt in said[""]["planner"])
     assert all(prompt.endswith("says none plan:") for prompt in said["planner.advice"]["planner"])
@@ -128,7 +128,7 @@ def test_a_wrong_name_or_option_is_told(tmp_path, name, options, message):
         make_game(name, **{key: x.format(**files) if isinstance(x, str) else x for key, x in options.items()})
 
 
-# --- worlds of published files -------------------------------------------------------------------------------------------------------
+# --- environments of published files ------------------------------------------------------------------------------------------------------
 
 PEOPLE = ("Ada", "Bob", "Cleo", "Dora", "Emil", "Fay", "Gus", "Hal", "Ida", "Jon", "Kim", "Lou")
 CITIES = ("Paris", "Rome", "Oslo", "Bern", "Riga", "Kiel", "Nice", "Lyon", "Bari", "Graz", "Linz", "Metz")
@@ -213,19 +213,19 @@ def reader(turn):
 )
 def test_questions_are_read_searched_and_answered(tmp_path, library, name, rows, kind):
     train, test = write(tmp_path / f"train.{kind}", rows(range(10))), write(tmp_path / f"test.{kind}", rows((10, 11), "test"))
-    with make_game(name, train=train, test=test, index=library[1], top_k=2) as world:
-        assert (world.headline, world.speech, world.script) == ("f1", None, None)
-        questions = {split: [task.fields["question"] for task in world.tasks(split, 0, 20)] for split in SPLITS}
+    with make_game(name, train=train, test=test, index=library[1], top_k=2) as environment:
+        assert (environment.headline, environment.renderer, environment.script) == ("f1", None, None)
+        questions = {split: [task.fields["question"] for task in environment.tasks(split, 0, 20)] for split in SPLITS}
         assert {split: len(set(group)) for split, group in questions.items()} == {"train": 8, "validation": 2, "test": 2}
         assert len(set().union(*questions.values())) == 12
         assert questions["train"][:8] == questions["train"][8:16]  # from the start again
         with pytest.raises(ValueError, match="unknown split 'dev'; the splits are train, validation, test"):
-            world.tasks("dev", 0, 1)
-        tasks = world.tasks("train", 6, 3) + world.tasks("test", 0, 2)
+            environment.tasks("dev", 0, 1)
+        tasks = environment.tasks("train", 6, 3) + environment.tasks("test", 0, 2)
         assert [(task.number, task.split) for task in tasks] == [(6, "train"), (7, "train"), (8, "train"), (0, "test"), (1, "test")]
         assert tasks[3].fields["question"] == "where was kim born?"
         assert tasks[0].hidden["answers"] == ("Nice", "Nice city")
-        rollout = play(world, tasks, reader)
+        rollout = play(environment, tasks, reader)
         found = [way.fields["passages" if name != "question_extract" else "evidences"] for way in rollout.trajectories]
         assert team_metrics(rollout)["f1"] == [1.0] * 5
         assert team_metrics(rollout)["em"] == [1.0] * 5
@@ -234,8 +234,9 @@ def test_questions_are_read_searched_and_answered(tmp_path, library, name, rows,
 
 def test_questions_are_searched_through_a_running_server(tmp_path, library):
     train, test = write(tmp_path / "train.parquet", search_r1(range(5))), write(tmp_path / "test.jsonl", search_r1([11], "test"))
-    with RetrieverServer(library[0]) as server, make_game("question_parallel", train=train, test=test, index=server.url, top_k=3) as world:
-        rollout = play(world, world.tasks("test", 0, 1), reader)
+    options = dict(train=train, test=test, top_k=3)
+    with RetrieverServer(library[0]) as server, make_game("question_parallel", index=server.url, **options) as environment:
+        rollout = play(environment, environment.tasks("test", 0, 1), reader)
     assert team_metrics(rollout)["f1"] == [1.0]
     assert len(rollout.trajectories[0].fields["passages"]) == 3
 
@@ -262,11 +263,11 @@ def test_problems_are_read_and_judged_in_the_sandbox(tmp_path, kind):
         code = calls if "Solution" in turn.fields["interface"] else f"print(int(input()) + {n})"
         return {"planner": "Add.", "coder": f"```python\n{code}\n```", "reflector": "Count again."}[turn.role.name]
 
-    with make_game("problems", train=train, test=test, rounds=2) as world:
-        tasks = world.tasks("train", 2, 2) + world.tasks("test", 0, 2)
+    with make_game("problems", train=train, test=test, rounds=2) as environment:
+        tasks = environment.tasks("train", 2, 2) + environment.tasks("test", 0, 2)
         assert [task.fields["problem"] for task in tasks] == [f"Add {n} to the number." for n in (2, 3, 10, 11)]
         assert all(len(task.hidden["tests"]) == 2 for task in tasks)
-        rollout = play(world, tasks, coder)
+        rollout = play(environment, tasks, coder)
     assert team_metrics(rollout)["all_passed"] == [1.0] * 4
     assert team_metrics(rollout)["rounds"] == [2.0, 1.0, 1.0, 1.0]  # the first program of the first problem was wrong
 
@@ -280,8 +281,8 @@ def test_a_split_shares_no_question_with_another(tmp_path, library):
     with pytest.raises(DataError, match=r"problem 'Add 4 to the number\.' is row 4 of train and row 1 of test"):
         make_game("problems", train=problems[0], test=problems[1])
     twice = write(tmp_path / "d.jsonl", search_r1((0, 1, 2, 3, 0, 5, 6, 7, 8, 0)))  # the last two rows are for validation
-    with make_game("question_parallel", train=twice, test=write(tmp_path / "e.jsonl", search_r1([11])), index=index) as world:
-        train, validation = ({task.fields["question"] for task in world.tasks(split, 0, 20)} for split in ("train", "validation"))
+    with make_game("question_parallel", train=twice, test=write(tmp_path / "e.jsonl", search_r1([11])), index=index) as environment:
+        train, validation = ({task.fields["question"] for task in environment.tasks(split, 0, 20)} for split in ("train", "validation"))
         assert len(train) == 6
         assert validation == {"where was ada born?", "where was ida born?"}
         assert not train & validation
@@ -313,10 +314,10 @@ def test_every_world_says_its_options_and_none_is_left_out_above():
     assert set(GAMES) == {"plan_path", "joint_letter", "matrix", "sokoban", "sudoku", *workflows}
     assert all(p.default is not p.empty for name in GAMES for p in find_game(name).options.values())
     assert all(find_game(name).thing.__doc__ for name in workflows)
-    with perfect("functions") as world:
-        assert isinstance(world, World)
-        task = world.tasks("train", 0, 1)[0]
-        (verify,) = [node.function for node in world.workflow.nodes.values() if getattr(node, "name", "") == "verify"]
+    with perfect("functions") as environment:
+        assert isinstance(environment, Environment)
+        task = environment.tasks("train", 0, 1)[0]
+        (verify,) = [node.function for node in environment.workflow.nodes.values() if getattr(node, "name", "") == "verify"]
         judged = asyncio.run(verify(program(task.hidden["plan_gold"]), task.hidden["function"], task.hidden["tests"]))
         assert judged.outcome()["pass_rate"] == 1.0
 
