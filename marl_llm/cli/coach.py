@@ -259,14 +259,14 @@ def _played_by_run(
     """(rollout at temperature 1, guide) of the models of a run's checkpoint."""
     from marl_llm.runs.building import build_team, params_of, start_jax
     from marl_llm.runs.resolve import resolve
-    from marl_llm.runs.workdir import home_of, read_config
+    from marl_llm.runs.workdir import game_dir_of, read_config
     from marl_llm.training import Checkpoints
 
     config = read_config(run, trusted)
     there = Checkpoints(run / "checkpoints").steps()
     config.sft.update(run=str(run), step=(there[-1] if there else 0) if step is None else step)
     mesh = start_jax(config, None)
-    with resolve(config, home_of(run)) as plan, build_team(plan, config, mesh, coached=False) as team:
+    with resolve(config, game_dir_of(run)) as plan, build_team(plan, config, mesh, coached=False) as team:
         team.start_from(params_of(config.sft, team.models()))
         return team.evaluate({}, split, count, plays=plays, temperature=1.0, first=first).rollout, plan.played.guide
 

@@ -64,12 +64,12 @@ def main(argv: list[str] | None = None) -> int:
 def others_of(environment: Any, text: str) -> Any:
     """Who plays the other roles. Raises `ConfigError` for a model, which has to be served, and `WorkflowError` for a missing player."""
     from marl_llm.runs.command import ConfigError
-    from marl_llm.training.seats import guest, parse_seat
+    from marl_llm.training.seats import external_player, parse_seat
 
     seat = parse_seat(text)
     if seat.kind not in ("scripted", "random", "outside"):
         raise ConfigError(f"--others={text}: choose scripted, random or outside:URL#NAME, which `python -m marl_llm serve` can be")
-    return guest(environment, "others", seat)
+    return external_player(environment, "others", seat)
 
 
 def play(environment: Any, human: str, person: Callable[[Any], str], others: Any, tasks: list) -> str:

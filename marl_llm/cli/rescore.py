@@ -75,10 +75,10 @@ def rescored(run: pathlib.Path, game: str | None = None, trusted: bool = False) 
 def _game_of(run: pathlib.Path, trusted: bool) -> Iterator[Any]:
     """The environment that a run played. Raises `ConfigError` where the run is not to be trusted."""
     from marl_llm.runs.resolve import resolve
-    from marl_llm.runs.workdir import home_of, read_config
+    from marl_llm.runs.workdir import game_dir_of, read_config
 
     config = read_config(run, trusted)
-    with resolve(config, home_of(run)) as plan:
+    with resolve(config, game_dir_of(run)) as plan:
         yield plan.played
 
 

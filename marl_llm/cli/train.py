@@ -27,7 +27,7 @@ from marl_llm.runs.building import CACHE, start_jax
 from marl_llm.runs.command import ConfigError
 from marl_llm.runs.stopping import GRACE_S
 from marl_llm.runs.train_run import Launch, train_run
-from marl_llm.runs.workdir import home_of
+from marl_llm.runs.workdir import game_dir_of
 
 INTERRUPTED = "interrupted; the same command goes on from the last checkpoint"
 FLAGS = flags.FlagValues()
@@ -64,21 +64,21 @@ def main(argv) -> None:
     elif _CONFIG.value is None:
         raise ConfigError("--config is missing, e.g. --config=experiments/configs/quickstart.py")
     config, workdir = _CONFIG.value, pathlib.Path(_RESUME.value or _WORKDIR.value or "")
-    home = home_of(workdir) if _RESUME.value else None
+    game_dir = game_dir_of(workdir) if _RESUME.value else None
     if _STEP.value is not None and not _RESUME.value:
         raise ConfigError(f"--step={_STEP.value} goes back to a checkpoint of a run that continues: it needs --resume=DIR")
     if _DRY_RUN.value:
         from marl_llm.planning import this_machine
         from marl_llm.runs.resolve import resolve
 
-        with resolve(config, home) as plan:
+        with resolve(config, game_dir) as plan:
             print(plan.table(config))
-            print("", *this_machine.lines(config, plan, start_jax(config, _CACHE.value, home=home)), sep="\n")
+            print("", *this_machine.lines(config, plan, start_jax(config, _CACHE.value, game_dir=game_dir)), sep="\n")
         return
     if not str(_WORKDIR.value or _RESUME.value or ""):
         raise ConfigError("--workdir is missing, e.g. --workdir=runs/first")
     config_file = config_flags.get_config_filename(FLAGS["config"])
-    launch = Launch(config_file, _CACHE.value, home, _GRACE.value, _STEP.value, _DISTRIBUTED.value, _LOST_AFTER.value)
+    launch = Launch(config_file, _CACHE.value, game_dir, _GRACE.value, _STEP.value, _DISTRIBUTED.value, _LOST_AFTER.value)
     train_run(config, workdir, launch)
 
 

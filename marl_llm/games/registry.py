@@ -7,7 +7,7 @@
 
 The object is a class of a `Game`, or a function that returns an `Environment` or a `Game` and whose parameters are the game's options, or
 a ready one. No other object is called.
-A file may import modules and read data files that lie beside it; `Found.files` names them all, so that a run can keep a copy.
+A file may import modules and read data files that lie beside it; `GameSpec.files` names them all, so that a run can keep a copy.
 
 A game of the library is found where it lies: a public function of a folder here whose return type is `Environment`. Its docstring tells
 played, on which tasks; `docs/options.md` lists them all.
@@ -70,7 +70,7 @@ class GameError(UserError, ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class GameSpec:
     """What a name stands for.
 
     Attributes:
@@ -133,8 +133,8 @@ class Found:
         return thing
 
 
-def find_game(name: str, home: str | pathlib.Path | None = None) -> Found:
-    """What a name stands for; `home` is the folder in which a run kept its copy of a user's file, and nothing is written there.
+def find_game(name: str, game_dir: str | pathlib.Path | None = None) -> GameSpec:
+    """What a name stands for; `game_dir` is the folder in which a run kept its copy of a user's file, and nothing is written there.
 
     Loading a file or a module runs it: ask `marl_llm.runs.trust` first where somebody else may have named it. Of what is in it nothing is
     called that does not say that it makes a game. Raises `GameError`: an unknown name, a file or module that is not there or cannot be
@@ -142,9 +142,9 @@ def find_game(name: str, home: str | pathlib.Path | None = None) -> Found:
     """
     if name in GAMES:
         module, _, thing = GAMES[name].partition(":")
-        return Found(name, getattr(importlib.import_module(module), thing))
+        return GameSpec(name, getattr(importlib.import_module(module), thing))
     if name in _GIVEN:
-        return Found(name, _GIVEN[name])
+        return GameSpec(name, _GIVEN[name])
     if name.startswith(_GIVEN_PREFIX):
         raise GameError(f"game {name!r} was an object of another Python process: pass it to marl_llm.train again; {_OWN}")
     where, _, thing = name.rpartition(":")
@@ -153,29 +153,29 @@ def find_game(name: str, home: str | pathlib.Path | None = None) -> Found:
             raise GameError(f"{name!r} names a file: name the object in it too, like '{name}:Lock'")
         raise GameError(f"unknown game {name!r}{meant(name, list(GAMES))}; the games are {', '.join(GAMES)}; {_OWN}")
     if not where.endswith(".py"):
-        return Found(name, _object(_module(where, name), thing, name))
-    module, folder, files = _read_file(where, home, f"game {name!r}")
-    return Found(name, _object(module, thing, name), folder, files)
+        return GameSpec(name, _object(_module(where, name), thing, name))
+    module, folder, files = _read_file(where, game_dir, f"game {name!r}")
+    return GameSpec(name, _object(module, thing, name), folder, files)
 
 
-def find_function(name: str, home: str | pathlib.Path | None = None) -> Found:
-    """A user's function, named like a game: `my_loss.py:loss` or `my_package.losses:loss`; `home` as for `find_game`.
+def find_function(name: str, game_dir: str | pathlib.Path | None = None) -> GameSpec:
+    """A user's function, named like a game: `my_loss.py:loss` or `my_package.losses:loss`; `game_dir` as for `find_game`.
 
     Raises `GameError` where there is no such file, module or function.
     """
     if name in _GIVEN:
-        return Found(name, _GIVEN[name])
+        return GameSpec(name, _GIVEN[name])
     if name.startswith(_GIVEN_PREFIX):
         raise GameError(f"{name!r} was a function of another Python process: pass it to marl_llm.train again, or name its file")
     where, _, thing = name.rpartition(":")
     if not where or not thing:
         raise GameError(f"{name!r} names no function: write it like 'my_loss.py:loss' or 'my_package.losses:loss'")
-    module, folder, files = _read_file(where, home, repr(name)) if where.endswith(".py") else (_module(where, name), None, ())
+    module, folder, files = _read_file(where, game_dir, repr(name)) if where.endswith(".py") else (_module(where, name), None, ())
     if not callable(function := getattr(module, thing, None)):
         public = {n: x for n, x in vars(module).items() if callable(x) and not n.startswith("_")}
         made = [n for n, x in public.items() if getattr(x, "__module__", "") == module.__name__]
         raise GameError(f"{name!r}: there is no function {thing!r} in it{meant(thing, made) or '.'} {_listed('It defines', made)}")
-    return Found(name, function, folder, files)
+    return GameSpec(name, function, folder, files)
 
 
 def name_of_function(function: Any) -> str:
@@ -186,14 +186,14 @@ def name_of_function(function: Any) -> str:
 
 
 def _read_file(
-    where: str, home: str | pathlib.Path | None, who: str
+    where: str, game_dir: str | pathlib.Path | None, who: str
 ) -> tuple[types.ModuleType, pathlib.Path, tuple[pathlib.Path, ...]]:
-    """A user's file as a module, its folder, and the files relative to it that a run keeps: see `Found`."""
-    path = pathlib.Path(where).expanduser() if home is None else pathlib.Path(home) / pathlib.Path(where).name
+    """A user's file as a module, its folder, and the files relative to it that a run keeps: see `GameSpec`."""
+    path = pathlib.Path(where).expanduser() if game_dir is None else pathlib.Path(game_dir) / pathlib.Path(where).name
     if not path.is_file():
         raise GameError(f"there is no file {path} (from {pathlib.Path.cwd()}), which {who} names")
     path = path.resolve()
-    module, beside = _load(path, compiled=home is None)
+    module, beside = _load(path, compiled=game_dir is None)
     files = (pathlib.Path(path.name), *beside)
     return module, path.parent, (*files, *_data_files(path.parent, files))
 

@@ -26,7 +26,7 @@ from marl_llm.runs.command import ConfigError
 from marl_llm.runs.evaluate_run import EvaluationOptions, evaluate_run
 from marl_llm.runs.measuring import page_text
 from marl_llm.runs.train_run import Launch, train_run
-from marl_llm.runs.workdir import home_of, read_config
+from marl_llm.runs.workdir import game_dir_of, read_config
 
 if TYPE_CHECKING:
     from marl_llm.algorithms import Recipe
@@ -182,7 +182,7 @@ def resume(workdir: str | os.PathLike, *, trust: bool = False, **options: Any) -
     path = pathlib.Path(workdir)
     config = read_config(path, trust)
     _update(config, options, "")
-    return Results(train_run(config, path, Launch(config_file="marl_llm.resume", home=home_of(path))))
+    return Results(train_run(config, path, Launch(config_file="marl_llm.resume", game_dir=game_dir_of(path))))
 
 
 def evaluate(run: str | os.PathLike, *, trust: bool = False, **options: Any) -> Results:

@@ -77,12 +77,12 @@ class ModelSections(config_dict.ConfigDict):
         return super().__getitem__(key)
 
 
-def base_config(name: str, game: str, recipe: str, home: pathlib.Path | None = None) -> config_dict.ConfigDict:
+def base_config(name: str, game: str, recipe: str, game_dir: pathlib.Path | None = None) -> config_dict.ConfigDict:
     """The locked base: every key that an experiment may set, with the values that small experiments share.
 
-    `home` is where a run directory keeps a user's file. Raises `GameError` for an unknown game.
+    `game_dir` is where a run directory keeps a user's file. Raises `GameError` for an unknown game.
     """
-    found = find_game(game, home)
+    found = find_game(game, game_dir)
     c = RunSection.config(name=name)
     for section in SECTIONS:
         if section.key:
@@ -117,11 +117,11 @@ def smoke(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     return config
 
 
-def check(config: config_dict.ConfigDict, home: pathlib.Path | None = None) -> None:
+def check(config: config_dict.ConfigDict, game_dir: pathlib.Path | None = None) -> None:
     """Raises `ConfigError` for keys that are missing or unknown, and for numbers out of range. Makes no game."""
     start = "marl_llm.runs.base.base_config"
     try:
-        base = base_config(config.name, config.game.name, config.recipe.name, home)
+        base = base_config(config.name, config.game.name, config.recipe.name, game_dir)
     except GameError as error:
         raise ConfigError(str(error)) from error
     except (AttributeError, KeyError, TypeError) as error:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 CACHE = "~/.cache/marl_llm/xla"
 
 
-def start_jax(config, cache: str | None, processes: int = 1, home: pathlib.Path | None = None):
+def start_jax(config, cache: str | None, processes: int = 1, game_dir: pathlib.Path | None = None):
     """Starts JAX with one CPU device per core (or the accelerators that there are) and a compilation cache on disk; returns the mesh.
 
     `cache` names the directory of compiled programs, "" none; None leaves it to the environment's JAX_COMPILATION_CACHE_DIR, else `CACHE`.
-    `home` is where a run directory keeps a user's file.
+    `game_dir` is where a run directory keeps a user's file.
     `processes` that take equal parts of the devices have joined before (`marl_llm.training.processes.start`).
     `config.devices` of 0 takes the most devices that a compiled rollout divides over. Where play is hosted it takes all, but one CPU device
     for published models: each device would hold a copy of their parameters, and one uses all cores for them. `config.mesh.fsdp` of 0 takes
@@ -55,7 +55,7 @@ def start_jax(config, cache: str | None, processes: int = 1, home: pathlib.Path 
     count, fsdp = config.devices, config.mesh.fsdp
     if not count:
         one = jax.default_backend() == "cpu" and processes == 1 and has_published_model(config)
-        count = checks.most_devices(config, there) if not (config.hosted or is_environment(config, home)) else 1 if one else there
+        count = checks.most_devices(config, there) if not (config.hosted or is_environment(config, game_dir)) else 1 if one else there
     if not fsdp:
         count = config.devices or 1
         fsdp = max(1, there // count)
@@ -76,7 +76,7 @@ def has_published_model(config) -> bool:
     return any(one.get("path") or "vocab_size" in PRESETS.get(one.get("preset"), {}) for one in sections)
 
 
-def is_environment(config, home: pathlib.Path | None) -> bool:
+def is_environment(config, game_dir: pathlib.Path | None) -> bool:
     """Whether a config's game is a workflow. A user's own is made to see; a game that cannot be made is none, and `resolve` says why."""
     from marl_llm.games import GAMES, GameError, find_game
     from marl_llm.games.registry import ENVIRONMENTS
@@ -85,7 +85,7 @@ def is_environment(config, home: pathlib.Path | None) -> bool:
     if config.game.name in GAMES:
         return config.game.name in ENVIRONMENTS
     try:
-        game = find_game(config.game.name, home).make(**checks.given(config.game, ("name",)))
+        game = find_game(config.game.name, game_dir).make(**checks.given(config.game, ("name",)))
     except (GameError, ValueError, TypeError, OSError):
         return False
     if isinstance(game, Environment):
@@ -304,11 +304,11 @@ def opened(run: str | pathlib.Path, step: int | None = None, trusted: bool = Fal
     Raises `ConfigError` if there is no such run or checkpoint, or if it is neither this user's nor `trusted` (`marl_llm.runs.trust`).
     """
     from marl_llm.runs.resolve import resolve
-    from marl_llm.runs.workdir import home_of, read_config
+    from marl_llm.runs.workdir import game_dir_of, read_config
 
     config = read_config(pathlib.Path(run), trusted)
     config.evaluation.update({name: value for name, value in changes.items() if value is not None})
-    mesh = start_jax(config, None, home=home_of(pathlib.Path(run)))
+    mesh = start_jax(config, None, game_dir=game_dir_of(pathlib.Path(run)))
     from marl_llm.training import Checkpoints
 
     checkpoints = Checkpoints(pathlib.Path(run) / "checkpoints")
@@ -316,6 +316,6 @@ def opened(run: str | pathlib.Path, step: int | None = None, trusted: bool = Fal
     if not steps or (step is not None and step not in steps):
         raise ConfigError(f"{run} has no checkpoint {'' if step is None else step}; it has steps {steps or 'none'}")
     step = steps[-1] if step is None else step
-    with resolve(config, home_of(pathlib.Path(run))) as plan, build_team(plan, config, mesh, coached=False) as team:
+    with resolve(config, game_dir_of(pathlib.Path(run))) as plan, build_team(plan, config, mesh, coached=False) as team:
         restored(team, checkpoints, step)
         yield config, plan, team, step

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ml_collections import config_dict
 
 from marl_llm.algorithms import FUNCTIONS, Recipe, with_loss
-from marl_llm.games import Found, find_function
+from marl_llm.games import GameSpec, find_function
 from marl_llm.runs import checks
 from marl_llm.runs.command import ConfigError
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 SECTIONS = ("optimizer", "recipe")
 
 
-def find_functions(config: config_dict.ConfigDict, home: pathlib.Path | None) -> dict[str, Found]:
+def find_functions(config: config_dict.ConfigDict, game_dir: pathlib.Path | None) -> dict[str, GameSpec]:
     """Key of the config -> the user's function that it names, of the team's recipe and of its models'. Raises `GameError`."""
     sections = {"recipe": config.recipe} | {f"models.{name}.recipe": one.recipe for name, one in config.models.items()}
     named = {f"{path}.{field}": section.get(field) for path, section in sections.items() for field in FUNCTIONS}
-    return {key: find_function(name, home) for key, name in named.items() if name is not None}
+    return {key: find_function(name, game_dir) for key, name in named.items() if name is not None}
 
 
 def own_values(config: config_dict.ConfigDict, model: str, section: str) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def own_values(config: config_dict.ConfigDict, model: str, section: str) -> dict
 
 
 def recipes_of(
-    config: config_dict.ConfigDict, trained: Iterable[str], recipe: Recipe, functions: Mapping[str, Found]
+    config: config_dict.ConfigDict, trained: Iterable[str], recipe: Recipe, functions: Mapping[str, GameSpec]
 ) -> dict[str, Recipe]:
     """Trained model -> its recipe: the team's, with the fields of the loss that are its own. Raises `ConfigError`."""
     names = list(trained)

@@ -33,7 +33,7 @@ def budgets(game: Game | Environment) -> dict[str, tuple[int, int]]:
     return {role.name: (role.prompt_tokens, role.response_tokens) for role in game.roles}
 
 
-def cast(
+def resolve_models(
     config: config_dict.ConfigDict, game: Game | Environment, sizes_only: bool = False
 ) -> tuple[Assignment, dict[str, dict], dict[str, ModelConfig]]:
     """Who plays whom, what each model's section came to, and the shapes of this program's models. Raises `ConfigError`."""

@@ -10,7 +10,7 @@ from typing import Any
 from ml_collections import config_dict
 
 from marl_llm.algorithms import FUNCTIONS, Recipe, make_recipe, pay_reach
-from marl_llm.games import Found, Game, find_game
+from marl_llm.games import GameSpec, Game, find_game
 from marl_llm.models import ModelConfig
 from marl_llm.runs import checks, players
 from marl_llm.runs.base import check
@@ -39,7 +39,7 @@ class Plan:
       own_files: a user's files, from their names in the run's folder `game/` to where they are.
     """
 
-    found: Found
+    found: GameSpec
     game: Game | Environment
     played: Game | Environment
     text: Any
@@ -144,23 +144,23 @@ class Plan:
         return "\n".join(rows)
 
 
-def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None, sizes_only: bool = False) -> Plan:
+def resolve(config: config_dict.ConfigDict, game_dir: pathlib.Path | None = None, sizes_only: bool = False) -> Plan:
     """Checks a config and turns it into typed values. Whoever resolves it closes it (`with resolve(config) as plan`).
 
-    `home` is where a run directory keeps a user's file. `sizes_only` is for `marl_llm plan`, which needs no parameters: an environment whose
+    `game_dir` is where a run directory keeps a user's file. `sizes_only` is for `marl_llm plan`, which needs no parameters: an environment whose
     models are checkpoints may name a published preset in place of a `path`.
 
     Options that are left open and depend on the models are set in the config (`marl_llm.runs.sections`). Raises `ConfigError` for an
     unknown name, an impossible or contradictory value, or an option that would have no effect.
     """
-    check(config, home)
+    check(config, game_dir)
     given = checks.given
     try:
-        functions = find_functions(config, home)
+        functions = find_functions(config, game_dir)
         own = {key.removeprefix("recipe."): function.thing for key, function in functions.items() if key.startswith("recipe.")}
         fields = given(config.recipe, ("name", "preset")) | own
         recipe = make_recipe(config.recipe.name, config.recipe.preset, **fields)
-        found = find_game(config.game.name, home)
+        found = find_game(config.game.name, game_dir)
         game = found.make(**given(config.game, ("name",)))
     except FileNotFoundError as error:
         raise ConfigError(_missing_file(config, error)) from error
@@ -172,7 +172,7 @@ def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None, si
         played, text = game, None
         if config.hosted and isinstance(game, Game):
             played, text = players.hosted_environment(config, game, recipe)
-        assignment, options, shapes = players.cast(config, played, sizes_only)
+        assignment, options, shapes = players.resolve_models(config, played, sizes_only)
         fill_open_options(config, [options[name] for name in assignment.trained])
         recipes, own_files = recipes_of(config, assignment.trained, recipe, functions), _own_files([found, *functions.values()])
         plan = Plan(found, game, played, text, recipe, recipes, assignment, options, shapes, given(config.script), own_files)
@@ -185,7 +185,7 @@ def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None, si
         raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from error
 
 
-def _own_files(sources: Iterable[Found]) -> dict[pathlib.Path, pathlib.Path]:
+def _own_files(sources: Iterable[GameSpec]) -> dict[pathlib.Path, pathlib.Path]:
     """The files of a user's game and functions, as a run keeps them. Raises `ConfigError` for two of one name."""
     files: dict[pathlib.Path, pathlib.Path] = {}
     for source in sources:

@@ -31,7 +31,7 @@ class Launch:
     Attributes:
       config_file: where the config comes from, for the run's record.
       cache: directory of compiled programs; "" none; None: `building.CACHE`, unless the environment names another.
-      home: where the run directory keeps a user's file, if the game is to be read from there.
+      game_dir: where the run directory keeps a user's file, if the game is to be read from there.
       grace_s: seconds from SIGTERM to the end of the process.
       step: of a run that continues, the checkpoint to go back to; None: the newest.
       distributed, lost_after_s: the processes of one run, "off" for one, and the silence after which one is lost (docs/pods.md).
@@ -39,7 +39,7 @@ class Launch:
 
     config_file: str = ""
     cache: str | None = None
-    home: pathlib.Path | None = None
+    game_dir: pathlib.Path | None = None
     grace_s: float = GRACE_S
     step: int | None = None
     distributed: str = "off"
@@ -65,17 +65,17 @@ def train_run(config: config_dict.ConfigDict, workdir: pathlib.Path, launch: Lau
     from marl_llm.runs.base import check
     from marl_llm.runs.resolve import resolve
 
-    check(config, launch.home)
+    check(config, launch.game_dir)
     from marl_llm.training import processes
 
     count = processes.start(launch.distributed, launch.lost_after_s)
-    mesh = start_jax(config, launch.cache, count, launch.home)  # before the game is made: an environment's index would start JAX with one device
+    mesh = start_jax(config, launch.cache, count, launch.game_dir)  # before the game is made: an environment's index would start JAX with one device
     from marl_llm.training import Checkpoints
 
     again = launch.resume_command(workdir)
     watch = processes.Watch(launch.lost_after_s if count > 1 else 0.0, again)
     beat = Heartbeat(_print_to_stderr) if processes.leads() else contextlib.nullcontext()
-    with watch, beat, tools_of(config, count), resolve(config, launch.home) as plan:
+    with watch, beat, tools_of(config, count), resolve(config, launch.game_dir) as plan:
         if not plan.hosted:
             checks.devices(config, mesh.shape["data"])
         checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep, config.checkpoint.background)

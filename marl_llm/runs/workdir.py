@@ -90,7 +90,7 @@ def _hold(workdir: pathlib.Path) -> None:
     _HELD[key] = handle
 
 
-def home_of(workdir: pathlib.Path) -> pathlib.Path:
+def game_dir_of(workdir: pathlib.Path) -> pathlib.Path:
     """Where a run directory keeps the file of a user's own game."""
     return pathlib.Path(workdir) / "game"
 
@@ -136,7 +136,7 @@ def read_config(workdir: pathlib.Path, trusted: bool = False) -> config_dict.Con
     try:
         config = config_dict.ConfigDict(record)
         # what was not set comes back without its type, so the base gives it again
-        typed = base_config(config.name, config.game.name, config.recipe.name, home_of(workdir))
+        typed = base_config(config.name, config.game.name, config.recipe.name, game_dir_of(workdir))
         for name in config.models:
             typed.models[name] = model_section()
         typed.update(config)
@@ -178,7 +178,7 @@ def open_workdir(
         if not refused and config.steps >= record["config"].get("steps", 0):
             _hold(workdir)
             return True
-        if _has_learned(workdir) or any(file.parent == home_of(workdir).resolve() for file in own_files.values()):
+        if _has_learned(workdir) or any(file.parent == game_dir_of(workdir).resolve() for file in own_files.values()):
             lines = "\n  ".join(changed + of_file)
             raise ConfigError(
                 f"{workdir} holds a run of another config; nothing was touched. It differs in:\n  {lines}\n"
@@ -208,8 +208,8 @@ def open_workdir(
 
 def _begin(workdir: pathlib.Path, record: dict, own_files: Mapping[pathlib.Path, pathlib.Path]) -> None:
     """Makes a run directory with its record and a copy of the user's files. Raises `ConfigError` as `open_workdir`."""
-    path, home = workdir / "config.json", home_of(workdir)
-    if workdir.exists() and (not workdir.is_dir() or any(p not in (path.with_suffix(".partial"), home) for p in workdir.iterdir())):
+    path, game_dir = workdir / "config.json", game_dir_of(workdir)
+    if workdir.exists() and (not workdir.is_dir() or any(p not in (path.with_suffix(".partial"), game_dir) for p in workdir.iterdir())):
         raise ConfigError(f"{workdir} exists and is not a run directory; choose another --workdir")
     try:
         workdir.mkdir(parents=True, exist_ok=True)
@@ -217,9 +217,9 @@ def _begin(workdir: pathlib.Path, record: dict, own_files: Mapping[pathlib.Path,
             raise ConfigError(f"{workdir} holds a {next(iter(links))}, which would be written through; choose another --workdir")
         _hold(workdir)
         for file, source in own_files.items():
-            (home / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, home / file)
-            _keep_to_user(home / file)
+            (game_dir / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, game_dir / file)
+            _keep_to_user(game_dir / file)
         write_json(path, record)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error}. Free space or choose another --workdir") from error
@@ -277,7 +277,7 @@ def _changed_files(workdir: pathlib.Path, own_files: Mapping[pathlib.Path, pathl
     """A user's files that are no longer what the run began with."""
     changed = []
     for file, source in own_files.items():
-        kept = home_of(workdir) / file
+        kept = game_dir_of(workdir) / file
         if source != kept.resolve() and (not kept.is_file() or kept.read_bytes() != source.read_bytes()):
             changed.append(f"{source}: another text than {kept}")
     return changed

@@ -36,7 +36,7 @@ from marl_llm.training.oversample import OverStart, Underway, bias_figures, chec
 from marl_llm.training.packing import Tokens
 from marl_llm.training.recorder import hosted_figures, recorder
 from marl_llm.training.refills import RefillRound, chosen_tasks, refill_conflict, refill_figures, signal_of, tasks_left_out
-from marl_llm.training.seats import Seat, guest
+from marl_llm.training.seats import Seat, external_player
 from marl_llm.training.served import CurrentEngine, cache_bytes, check_pool, check_served, check_tensor, engines, on_one_base, samplers
 from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.train_state import TrainState
@@ -438,7 +438,7 @@ class HostedTeam(Team):
                 names[role] = self.assignment.roles[role]
                 players[names[role]] = self.assignment.models[names[role]]
             else:
-                names[role], players[str(seat)] = str(seat), guest(self.environment, role, seat)
+                names[role], players[str(seat)] = str(seat), external_player(self.environment, role, seat)
         if not served:
             return None, names, players
         key = tuple((name, served[name][0].config, served[name][0].mesh) for name in sorted(served))

@@ -28,8 +28,8 @@ from marl_llm.models import (
     param_shardings,
 )
 from marl_llm.training.distillation import Teacher, Teaching, teaching_of
+from marl_llm.training.host_copies import to_device, to_host
 from marl_llm.training.packing import Tokens
-from marl_llm.training.parked import park, unpark
 from marl_llm.training.processes import put
 from marl_llm.training.scoring import make_token_kl
 from marl_llm.training.sft import make_sft
@@ -195,13 +195,13 @@ class Learner:
         elif self.options.recipe.kl_coef:
             self._begun = compute_copy(self.config, trained)
         else:
-            self._begun = park(trained, jax.eval_shape(lambda x: compute_copy(self.config, x), trained))
+            self._begun = to_host(trained, jax.eval_shape(lambda x: compute_copy(self.config, x), trained))
 
     @property
     def begun(self) -> dict:
         """Adapters before reinforcement, or parameters, in the compute dtype. These lie on the devices only where a KL reads them;
         otherwise on the host, and each call brings a copy."""
-        return self._begun if self.base is not None or self.options.recipe.kl_coef else unpark(self._begun)
+        return self._begun if self.base is not None or self.options.recipe.kl_coef else to_device(self._begun)
 
     @property
     def start(self) -> dict:

@@ -84,7 +84,7 @@ def parse_seats(text: str) -> dict[str, Seat]:
     return {role.strip(): parse_seat(seat.strip()) for role, _, seat in pairs}
 
 
-def guest(environment: Environment, role: str, seat: Seat) -> Scripted | Outside:
+def external_player(environment: Environment, role: str, seat: Seat) -> Scripted | Outside:
     """Who plays a role that no model of this program plays. Raises `WorkflowError` naming the seat where there is no such player."""
     if seat.kind == "human":
         return Scripted(ask_at_the_keyboard)

@@ -726,7 +726,7 @@ def test_c1_a_config_names_a_users_file_and_the_run_directory_keeps_it(tmp_path)
     run = tmp_path / "run"
     try:
         assert workdir.open_workdir(run, config, "x.py", "", plan.own_files) is False
-        assert sorted(p.name for p in workdir.home_of(run).iterdir()) == ["digits.py", "lock.py"]
+        assert sorted(p.name for p in workdir.game_dir_of(run).iterdir()) == ["digits.py", "lock.py"]
         assert workdir.open_workdir(run, config, "x.py", "", plan.own_files) is True
         learned(run)
         (source / "digits.py").write_text("DIGITS = tuple('987')\n")
@@ -735,7 +735,7 @@ def test_c1_a_config_names_a_users_file_and_the_run_directory_keeps_it(tmp_path)
     finally:
         let_go()
     shutil.rmtree(source)
-    again = resolve(workdir.read_config(run), workdir.home_of(run))
+    again = resolve(workdir.read_config(run), workdir.game_dir_of(run))
     assert again.game.step == 3
     assert again.game.tokenizer == plan.game.tokenizer
     with pytest.raises(ConfigError, match=r"there is no file .*lock\.py"):

@@ -69,9 +69,9 @@ def config_of(name, *values):
     return read_flags(f"--config={FILES}/{name}", *(value if value[0] == "-" else f"--config.{value}" for value in values))
 
 
-def run(config, path, home=None):
+def run(config, path, game_dir=None):
     let_go()
-    return train_run.train_run(config, path, train_run.Launch("some.py", "", home))
+    return train_run.train_run(config, path, train_run.Launch("some.py", "", game_dir))
 
 
 def lines(path):
@@ -190,13 +190,13 @@ def test_resume_needs_the_directory_alone(done, tmp_path):
     shutil.copytree(done, path)
     shutil.rmtree(path / "checkpoints" / "2")
     (path / "evaluation.json").unlink()
-    again = run(workdir.read_config(path), path, workdir.home_of(path))
+    again = run(workdir.read_config(path), path, workdir.game_dir_of(path))
     kept = json.loads((done / "evaluation.json").read_text())
     assert lines(path) == lines(done)
     assert again["after"] == kept["after"]
     config = workdir.read_config(path)
     config.steps = 3
-    assert run(config, path, workdir.home_of(path))["steps"] == 3
+    assert run(config, path, workdir.game_dir_of(path))["steps"] == 3
     assert lines(path) == [*lines(done), ("train", 3), ("eval", 3)]
 
 
@@ -211,7 +211,7 @@ def test_a_resume_that_fails_has_written_nothing(done, tmp_path):
     config.steps = 12
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     with pytest.raises(CheckpointError, match="_METADATA is damaged.*--step=0"):
-        run(config, path, workdir.home_of(path))
+        run(config, path, workdir.game_dir_of(path))
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
 
 
@@ -223,7 +223,7 @@ def test_a_state_of_a_stranger_is_told_by_its_field(done, tmp_path, text):
     (path / "checkpoints" / "2" / "state.json").write_text(text)
     (path / "evaluation.json").unlink()
     with pytest.raises(CheckpointError, match=r"state\.json"):
-        run(workdir.read_config(path), path, workdir.home_of(path))
+        run(workdir.read_config(path), path, workdir.game_dir_of(path))
 
 
 @pytest.mark.parametrize("name", ["letters", "whole", "lock"])
@@ -334,7 +334,7 @@ def test_d1_a_killed_compiled_run_ends_with_the_same_bytes(lock, tmp_path, monke
     path = tmp_path / "run"
     shutil.copytree(lock[0], path)
     shutil.rmtree(path / "checkpoints" / "2")
-    run(workdir.read_config(path), path, workdir.home_of(path))
+    run(workdir.read_config(path), path, workdir.game_dir_of(path))
     ours, theirs = resume.arrays(path), resume.arrays(lock[0])
     assert resume.equal(ours, theirs, 0.0)
     assert any(ours[name].tobytes() != ours["1" + name[1:]].tobytes() for name in ours if name.startswith("2/"))

@@ -129,10 +129,10 @@ def run(monkeypatch):
     monkeypatch.setattr(run_files, "REPORT_S", 0.0)
     teams = []
 
-    def once(config, path, figures_of=lambda model, call: {}, home=None):
+    def once(config, path, figures_of=lambda model, call: {}, game_dir=None):
         let_go()
         monkeypatch.setattr(train_run, "build_team", lambda plan, config, mesh: teams.append(FakeTeam(plan, figures_of)) or teams[-1])
-        results = train_run.train_run(config, path, train_run.Launch("letters.py", "", home))
+        results = train_run.train_run(config, path, train_run.Launch("letters.py", "", game_dir))
         return results, teams[-1] if teams else None
 
     once.teams = teams

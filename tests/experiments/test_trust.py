@@ -65,7 +65,7 @@ def stranger(folder, keys, game="plan_path"):
 
 
 def test_a_run_of_ones_own_needs_no_flag(own):
-    with resolve(workdir.read_config(own), workdir.home_of(own)) as plan:
+    with resolve(workdir.read_config(own), workdir.game_dir_of(own)) as plan:
         assert plan.game.name == "lock"
 
 

@@ -49,9 +49,9 @@ def test_c1_a_copy_and_what_lies_beside_it_are_enough(tmp_path, monkeypatch):
         shutil.copy(found.folder / file, kept / file)
     (kept / "digits.py").write_text('DIGITS = tuple("9876543210")\n')
     shutil.rmtree(there)
-    again = find_game(f"{there}/lock.py:Lock", home=kept)
+    again = find_game(f"{there}/lock.py:Lock", game_dir=kept)
     assert again.make().tokenizer != found.make().tokenizer  # its own neighbour, not the one that was loaded before
-    assert find_game(f"{there}/lock.py:Lock", home=kept).thing is again.thing  # loaded once, so that two games of it can be equal
+    assert find_game(f"{there}/lock.py:Lock", game_dir=kept).thing is again.thing  # loaded once, so that two games of it can be equal
     with pytest.raises(GameError, match=r"there is no file .*lock\.py \(from "):
         find_game(f"{there}/lock.py:Lock")
 
@@ -146,7 +146,7 @@ def test_a_runs_copy_is_loaded_without_compiled_files(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", False)  # whatever this Python was told
     monkeypatch.setattr(sys, "pycache_prefix", None)
     shutil.copytree(OWN, tmp_path / "game", ignore=shutil.ignore_patterns("__pycache__"))
-    find_game("lock.py:Lock", home=tmp_path / "game")
+    find_game("lock.py:Lock", game_dir=tmp_path / "game")
     assert not list((tmp_path / "game").rglob("*.pyc"))
 
 

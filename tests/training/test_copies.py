@@ -13,9 +13,9 @@ from marl_llm.algorithms import make_recipe
 from marl_llm.models import LoraConfig, attach, compute_copy, init_adapters, init_params, score_packed
 from marl_llm.sampling import weights
 from marl_llm.training import HostedTeam, LearnerOptions, ModelSpec, PlayOptions, learner, make_mesh, make_optimizer, served
+from marl_llm.training.host_copies import to_device, to_host
 from marl_llm.training.learner import frozen_base
 from marl_llm.training.packing import Tokens, TokenSample
-from marl_llm.training.parked import park, unpark
 from marl_llm.workflows import WorkflowError, separate, shared
 
 CONFIG = dataclasses.replace(SHAPE, width=64, feed_forward=256, compute_dtype="bfloat16")
@@ -187,7 +187,7 @@ def test_ways_of_sampling_adapters_that_cannot_be_are_refused():
 def test_what_is_parked_comes_back_as_the_compute_dtype_rounds_it():
     params = init_params(CONFIG, jax.random.key(0))
     want = compute_copy(CONFIG, params)
-    got = unpark(park(params, jax.eval_shape(lambda x: compute_copy(CONFIG, x), params)))
+    got = to_device(to_host(params, jax.eval_shape(lambda x: compute_copy(CONFIG, x), params)))
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert x.dtype == y.dtype
         np.testing.assert_array_equal(x, y)

@@ -20,7 +20,7 @@ def _place(index: tuple) -> tuple:
     return tuple((part.start, part.stop) for part in index)
 
 
-def park(tree: Any, like: Any) -> Any:
+def to_host(tree: Any, like: Any) -> Any:
     """A copy of a pytree of arrays on the host, in the dtypes of `like`. Nothing of it is shared with the arrays."""
 
     def one(x: jax.Array, dtype: np.dtype) -> Parked:
@@ -33,7 +33,7 @@ def park(tree: Any, like: Any) -> Any:
     return jax.tree.map(lambda x, y: one(jax.numpy.asarray(x), y.dtype), tree, like)
 
 
-def unpark(tree: Any) -> Any:
+def to_device(tree: Any) -> Any:
     """The arrays, where they lay."""
 
     def back(x: Parked) -> jax.Array:
