@@ -186,7 +186,7 @@ def build_team(plan: Plan, config, mesh, coached: bool = True):
         learner_options(config, plan, platform),
         mesh,
         parts=placed(plan, config, mesh) if coached else None,
-        play=PlayOptions(**{field.name: config.rollout[field.name] for field in dataclasses.fields(PlayOptions)}),
+        play=PlayOptions.of(config.rollout),
         seed=config.seed,
         evaluation_seed=config.evaluation.seed,
         permute_rewards=config.control.permute_rewards,

@@ -84,15 +84,12 @@ def _check_asynchrony(config: config_dict.ConfigDict, plan: Plan) -> None:
          "checkpoint leaves no play behind, and here a checkpoint follows each step; set config.checkpoint.every"),
     )  # fmt: skip
     if over or rollout.weight_update != "blocking":
-        from marl_llm.training.oversample import conflict, weight_update_conflict  # takes a second to import
+        from marl_llm.training.play_options import PlayOptions, oversample_conflict, weight_update_conflict  # takes a second to import
 
-        how = {"batch_invariant": rollout.batch_invariant, "served": _served_models(plan)}
-        _refuse_first(
-            *((why, f"rollout.{why}") for why in (
-                conflict(over, rollout.max_staleness, plan.recipe, coached=bool(config.coach.kind), **how),
-                weight_update_conflict(rollout.weight_update, over, rollout.max_staleness, plan.recipe, **how),
-            ))
-        )  # fmt: skip
+        play, served = PlayOptions.of(rollout), _served_models(plan)
+        why = oversample_conflict(play, plan.recipe, coached=bool(config.coach.kind), served=served)
+        why = why or weight_update_conflict(play, plan.recipe, served=served)
+        _refuse_first((why, f"rollout.{why}"))
 
 
 def _check_refills(config: config_dict.ConfigDict, plan: Plan) -> None:

@@ -15,11 +15,12 @@ from marl_llm.training.attached_team import AttachedTeam
 from marl_llm.training.batch import Batch
 from marl_llm.training.checkpoints import CheckpointError, Checkpoints
 from marl_llm.training.compiled import CompiledTeam, warm_and_data_keys
-from marl_llm.training.hosted import HostedTeam, PlayOptions
+from marl_llm.training.hosted import HostedTeam
 from marl_llm.training.learner import Learner, ModelSpec, with_value_head
 from marl_llm.training.mesh import compile_quickly, make_mesh, over_data, use_cpu_devices
 from marl_llm.training.packing import PackingError, Tokens, TokenSample, pack
 from marl_llm.training.placement import PlacementError, parts_of, split_evenly
+from marl_llm.training.play_options import PlayOptions
 from marl_llm.training.recorded import RecordError, read_recorded
 from marl_llm.training.rollouts import make_rollout, sampling_of, summarise
 from marl_llm.training.scoring import make_token_kl
@@ -75,7 +76,7 @@ def make_team(
         raise WorkflowError("recipe.returns='counterfactual' replays compiled play only: play a value-state game compiled (hosted=False)")
     if isinstance(game, Environment):
         kind = HostedTeam if game.program is None else AttachedTeam
-        return kind(game, assignment, models, options, mesh, play=play or PlayOptions(), coaching=coaching, **common)
+        return kind(game, assignment, models, options, mesh, play=play, coaching=coaching, **common)
     if coaching is not None:
         raise WorkflowError("coaching: the game is no workflow, and its rewards are its own; coach an Environment")
     if not hosted:
@@ -84,7 +85,7 @@ def make_team(
     tree = options.recipe.sampling == "tree"
     environment = host(game, data_key, evaluation_key=jax.random.key(evaluation_seed), script=script, text=text, tree=tree)
     draws = jax.random.split(data_key)[1]  # those of compiled play
-    return HostedTeam(environment, assignment, models, options, mesh, play=play or PlayOptions(), draws=draws, **common)
+    return HostedTeam(environment, assignment, models, options, mesh, play=play, draws=draws, **common)
 
 
 __all__ = [

@@ -10,9 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -32,10 +30,11 @@ from marl_llm.training.batch import Batch, demonstrations, from_table
 from marl_llm.training.corrections import corrected
 from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.mesh import own_mesh, serving_mesh
-from marl_llm.training.oversample import OverStart, Underway, bias_figures, check_beside, conflict, met, weight_update_conflict
+from marl_llm.training.oversample import BackgroundRollout, EpisodeQueue, Given, bias_figures, version_of
 from marl_llm.training.packing import Tokens
+from marl_llm.training.play_options import PlayOptions, check_play
 from marl_llm.training.recorder import hosted_figures, recorder
-from marl_llm.training.refills import RefillRound, chosen_tasks, refill_conflict, refill_figures, signal_of, tasks_left_out
+from marl_llm.training.refills import RefillRound, chosen_tasks, refill_figures, signal_of, tasks_left_out
 from marl_llm.training.seats import Seat, external_player
 from marl_llm.training.served import CurrentEngine, cache_bytes, check_pool, check_served, check_tensor, engines, on_one_base, samplers
 from marl_llm.training.team import EVALUATION, Team
@@ -48,26 +47,6 @@ from marl_llm.workflows.metrics import episode_metrics
 from marl_llm.workflows.samples import SampleTable, sample_table
 
 CLOSE_S = 10.0  # for a play to notice that its engine is gone
-
-
-@dataclasses.dataclass(frozen=True)
-class PlayOptions:
-    """How a team plays on the host; see `marl_llm.workflows.Controller`."""
-
-    max_num_seqs: int = 64  # hosted play: requests that each model decodes at once; None: 64
-    decode_steps: int = 8  # hosted play: tokens between two looks at the queue; None: 8
-    cache_gib: float | None = None  # hosted play: GiB of keys and values per device; None: what all slots can need, or half of the free
-    attempts: int = 2  # hosted play: how often a play is tried before it is aborted; None: 2
-    timeout_s: float | int | None = None  # hosted play: seconds for one attempt at a play; None: only the deadlines of its tools
-    concurrency: int = 1024  # hosted play: most plays under way; None: 1,024
-    batch_invariant: bool = False  # hosted play: a response's bytes depend on nobody else, as docs/resume.md says; None: False
-    oversample: int = 0  # hosted play: tasks begun beyond `tasks`; the late ones belong to the next step (docs/async.md); None: 0
-    lora_serving: str = "auto"  # hosted play: adapters on one base are sampled "multi" or "merged" (docs/real_models.md); None: auto
-    max_staleness: int = 0  # hosted play: 1 plays the next step beside an update, with the parameters of before it (docs/async.md); None: 0
-    block_pool: str = "own"  # hosted play: "shared": models of one shape draw pages from one pool (docs/real_models.md); None: own
-    tensor: int | None = None  # hosted play: devices that share a layer's products in the engine (docs/real_models.md); None: mesh.tensor
-    # hosted play: "in_flight" gives new parameters to responses under way (docs/async.md); None: blocking, once they have ended
-    weight_update: str = "blocking"
 
 
 def branching_of(recipe: Recipe, assignment: Assignment) -> dict[str, int]:
@@ -100,13 +79,14 @@ class HostedTeam(Team):
         mesh: Mesh,
         *,
         parts: Mapping[str, Mesh] | None = None,
-        play: PlayOptions = PlayOptions(),
+        play: PlayOptions | None = None,
         seed: int = 0,
         permute_rewards: bool = False,
         refills: int = 0,
         draws: Key[Array, ""] | None = None,
         coaching: Coaching | None = None,
     ):
+        play = play or PlayOptions()
         assignment.check(environment.workflow)
         models = {n: spec if spec.renderer else dataclasses.replace(spec, renderer=environment.renderer) for n, spec in models.items()}
         if mute := [name for name, spec in models.items() if spec.renderer is None]:
@@ -128,22 +108,13 @@ class HostedTeam(Team):
         self._pick = pick_by_identity(self._engine_key)
         self.plays = options.recipe.plays
         self._current = CurrentEngine()
-        self._underway: Underway | None = None
+        self._ahead: BackgroundRollout | None = None  # the next step, of `prepare`
         self._together = on_one_base(self.learners, play.lora_serving, mesh)
         check_pool(self.learners, play.block_pool, self._together)
         check_tensor(self.learners, play.tensor)
         self._unserved: set[str] = set()  # models whose new parameters the engine has not been given
         self._given: dict[str, list[int]] = {}  # of the team's own models: the versions that the engine was given, in order
-        check_beside(play.max_staleness, play.oversample, mesh, self.trained_coach is not None)
-        beside = dict(batch_invariant=play.batch_invariant, served=remote)
-        why = weight_update_conflict(
-            play.weight_update, play.oversample, play.max_staleness, recipe, several=processes.spans(mesh), **beside
-        )
-        why = why or conflict(play.oversample, play.max_staleness, recipe, coached=coaching is not None, **beside)
-        if why := why or refill_conflict(
-            refills, recipe, max_staleness=play.max_staleness, oversample=play.oversample, coached=coaching is not None
-        ):
-            raise WorkflowError(why)
+        check_play(play, recipe, mesh, coaching=coaching, refills=refills, served=remote)
         self._own()
         if recipe.joint == "cross":
             check_cross(environment.workflow)
@@ -154,11 +125,8 @@ class HostedTeam(Team):
         except WorkflowError:
             self._current.close()
             raise
-
-        def version(call):
-            return met(self._given, call)
         tasks = functools.partial(environment.tasks, "train")
-        self._over = OverStart(self._training, self.plays, tasks, version) if play.oversample else None
+        self._queue = EpisodeQueue(self._training, self.plays, tasks) if play.oversample else None
 
     def _own(self) -> None:
         """Makes sure that the team's own models are served, as they are now. With another engine nothing may be under way."""
@@ -237,26 +205,30 @@ class HostedTeam(Team):
         if self._coaching is not None:
             self._coaching.close()
         self._current.close()
-        if self._underway is not None:
-            self._underway.thread.join(CLOSE_S)  # its requests have failed; a tool may still hold it
-        if self._over is not None:
-            self._over.wait(CLOSE_S)
+        self._wait(CLOSE_S)  # requests have failed; a tool may still hold a play
+
+    def _wait(self, seconds: float | None = None) -> None:
+        """Until nothing is played in the background."""
+        if self._ahead is not None:
+            self._ahead.thread.join(seconds)
+        if self._queue is not None:
+            self._queue.wait(seconds)
 
     def state(self) -> dict[str, Any]:
         """See `Team.state`; with what the coach is told of the run so far."""
-        return super().state() | (self._coaching.state() if self._coaching else {}) | (self._over.state() if self._over else {})
+        return super().state() | (self._coaching.state() if self._coaching else {}) | (self._queue.state() if self._queue else {})
 
     def restore(self, now: Mapping[str, TrainState], state: Mapping[str, Any]) -> None:
         """See `Team.restore`."""
         super().restore(now, state)
         if self._coaching:
             self._coaching.restore(state)
-        if self._over:
-            self._over.restore(state)
+        if self._queue:
+            self._queue.restore(state)
 
     def _serve(self, names: Sequence[str]) -> None:
         self._unserved.update(names)  # when they play next, or at once
-        if self._options.weight_update == "in_flight" and self._underway is not None and self._underway.thread.is_alive():
+        if self._options.weight_update == "in_flight" and self._ahead is not None and self._ahead.thread.is_alive():
             self._own()
 
     # ------------------------------------------------------------------------------------------------ play
@@ -265,34 +237,18 @@ class HostedTeam(Team):
 
         `over`: with `PlayOptions.oversample`, how many groups may be left to the next step (`training.oversample`).
         """
-        underway, self._underway = self._underway, None
         if self.refills.limit:
             return self._refilled(step, first, count)
-        tasks = self.environment.tasks("train", first, count)
-        if self._over is not None:
-            self._own()
-            rollout = self._over.play(step, first, count, over)
-        elif underway is not None and underway.asked == (step, first, count):
-            given = underway.given
-            rollout = self._shared(self._training, tasks, step, self.plays, underway.rollout.result)
-        else:
-            if underway is not None:  # of other tasks: given up
-                underway.thread.join()
-            self._own()
-            given = self._given
-            rollout = self._shared(self._training, tasks, step, self.plays)
-        joints, late, recipe = {}, {}, self.options.recipe
+        rollout, given = self._rollout(step, first, count, over)
+        joints, recipe = {}, self.options.recipe
         if recipe.joint == "cross":
             rollout, judged = crossed(rollout, recipe.joint_subset)
             joints = {"joints": float(judged)}
         samples = sample_table(rollout)
         tokens, table = from_table(samples, self.budgets)
         trained = samples.trained()
-        if self._over is not None:
-            version = np.asarray([self._over.versions[s.instance, s.call.id] for s in trained], np.int32)
-            late = bias_figures(rollout, self.headline, over)
-        else:
-            version = np.asarray([met(given, s.call) for s in trained], np.int32)
+        version = np.asarray([version_of(given[s.instance], s.call) for s in trained], np.int32)
+        late = bias_figures(rollout, self.headline, over) if self._queue is not None else {}
         figures = hosted_figures(rollout, samples, self.headline, recipe) | late | joints | coach_figures(rollout, self.headline)
         if self._options.weight_update == "in_flight":
             figures["mixed_share"] = float(np.mean([s.call.versions is not None for s in trained])) if trained else 0.0
@@ -300,6 +256,20 @@ class HostedTeam(Team):
         spoken = {name: learner.spec.renderer for name, learner in self.learners.items()}
         better = corrected(rollout, samples, spoken) if self.corrections else None
         return Batch(step, self.roles, tokens, table, version, figures, self._recorder(rollout, samples), better, rollout)
+
+    def _rollout(self, step: int, first: int, count: int, over: int) -> tuple[Rollout, Mapping[int, Given]]:
+        """A step's episodes, and for each task's number what its engine was given."""
+        ahead, self._ahead = self._ahead, None
+        tasks = self.environment.tasks("train", first, count)
+        if ahead is not None and (ahead.step, ahead.places) == (step, range(first, first + count)):
+            rollout = self._shared(self._training, tasks, step, self.plays, ahead.rollout.result)
+            return rollout, {task.number: ahead.given for task in tasks}
+        if ahead is not None:  # of other tasks: given up
+            ahead.thread.join()
+        self._own()
+        if self._queue is not None:
+            return self._queue.play(step, first, count, over, self._given)
+        return self._shared(self._training, tasks, step, self.plays), {task.number: self._given for task in tasks}
 
     def _refilled(self, step: int, first: int, count: int) -> Batch:
         """`play`, in rounds: see `training.refills`."""
@@ -319,7 +289,7 @@ class HostedTeam(Team):
         episodes = [episode for one in rounds for episode in one.played.episodes]
         rollout = dataclasses.replace(rounds[0].played, episodes=tuple(one for one in episodes if one.task.number in set(chosen)))
         samples = sample_table(rollout)
-        version = np.asarray([met(self._given, s.call) for s in samples.trained()], np.int32)
+        version = np.asarray([version_of(self._given, s.call) for s in samples.trained()], np.int32)
         figures, record = refill_figures(rounds, chosen), self._recorder(rollout, samples)
         left_out = tasks_left_out(rounds, chosen)
         return Batch(step, self.roles, *from_table(samples, self.budgets), version, figures, record, rollout=rollout, left_out=left_out)
@@ -330,20 +300,11 @@ class HostedTeam(Team):
 
     def prepare(self, step: int, first: int, count: int) -> None:
         """See `Team.prepare`: these tasks are played in a thread of their own, with the parameters of now to their end."""
-        if self._underway is not None:
+        if self._ahead is not None:
             raise RuntimeError("prepare: the step before is still to be fetched with play")
         self._own()
-        tasks, done = self.environment.tasks("train", first, count), Future()
-
-        def run() -> None:
-            try:
-                done.set_result(self._played(self._training, tasks, step, self.plays))
-            except BaseException as error:  # for whoever fetches it
-                done.set_exception(error)
-
-        thread = threading.Thread(target=run, name="marl_llm plays ahead", daemon=True)
-        self._underway = Underway((step, first, count), self._given, thread, done)
-        thread.start()
+        play = functools.partial(self._played, self._training, self.environment.tasks("train", first, count), step, self.plays)
+        self._ahead = BackgroundRollout.start(play, step, range(first, first + count), self._given)
 
     def _played(self, controller: EpisodePlayer, tasks: list[Task], step: int, plays: int) -> Rollout:
         """A rollout of this process's part of the tasks: task i is played by process i mod n."""
@@ -400,10 +361,7 @@ class HostedTeam(Team):
     ) -> Evaluation:
         """See `Team.evaluate`."""
         table, models = self._seated(seats)
-        if self._underway is not None:  # it is played to its end first: there is one engine, with one set of parameters
-            self._underway.thread.join()
-        if self._over is not None:
-            self._over.wait()
+        self._wait()  # there is one engine, with one set of parameters
         engine, names, players = self._players(table, models)
         settings = SamplingParams(temperature=float(temperature))
         with self._controller(engine, Assignment(names, players), settings) as controller:

@@ -10,7 +10,7 @@ from test_team import ECHO, ENVIRONMENT, FIRST, LETTERS, SECOND, SPEC, team
 
 from marl_llm.algorithms import make_recipe
 from marl_llm.training import HostedTeam, PlayOptions, make_mesh
-from marl_llm.training.oversample import conflict
+from marl_llm.training.play_options import oversample_conflict
 from marl_llm.workflows import Task, WorkflowError, separate, sequence, tool
 
 GRPO = make_recipe("grpo", group_size=4, rewards="mixed", returns="immediate", scale_advantages="none", rollout_correction="truncate")
@@ -127,17 +127,17 @@ def test_what_fails_in_a_late_play_is_told_to_the_next_step():
 
 
 def test_what_over_start_cannot_be_had_with_is_refused():
-    beside = dict(coached=False, batch_invariant=False, served=[])
-    assert not conflict(2, 0, GRPO, **beside)
-    assert not conflict(0, 1, make_recipe("grpo"), coached=True, batch_invariant=True, served=["a"])
-    for change, max_staleness, recipe, why in (
-        ({}, 1, GRPO, "max_staleness=1"),
-        ({}, 0, make_recipe("grpo"), "set recipe.rollout_correction=truncate"),
-        ({"coached": True}, 0, GRPO, "coach"),
-        ({"batch_invariant": True}, 0, GRPO, "batch_invariant"),
-        ({"served": ["tool"]}, 0, GRPO, "model tool is drawn by a server"),
+    beside = dict(coached=False, served=[])
+    assert not oversample_conflict(PlayOptions(oversample=2), GRPO, **beside)
+    assert not oversample_conflict(PlayOptions(max_staleness=1, batch_invariant=True), make_recipe("grpo"), coached=True, served=["a"])
+    for change, options, recipe, why in (
+        ({}, {"max_staleness": 1}, GRPO, "max_staleness=1"),
+        ({}, {}, make_recipe("grpo"), "set recipe.rollout_correction=truncate"),
+        ({"coached": True}, {}, GRPO, "coach"),
+        ({}, {"batch_invariant": True}, GRPO, "batch_invariant"),
+        ({"served": ["tool"]}, {}, GRPO, "model tool is drawn by a server"),
     ):
-        assert why in conflict(2, max_staleness, recipe, **beside | change)
+        assert why in oversample_conflict(PlayOptions(oversample=2, **options), recipe, **beside | change)
     with team(GRPO) as one:
         options = one.options
     models = dict.fromkeys(("first", "second"), SPEC)

@@ -13,7 +13,7 @@ from test_team import ECHO, ENVIRONMENT, SPEC, gated, team
 
 from marl_llm.algorithms import make_recipe
 from marl_llm.training import HostedTeam, PlayOptions, make_mesh
-from marl_llm.training.oversample import weight_update_conflict
+from marl_llm.training.play_options import weight_update_conflict
 from marl_llm.workflows import WorkflowError, separate, shared, with_roles
 from marl_llm.workflows.storage import from_json, to_json
 
@@ -118,9 +118,12 @@ def test_late_plays_go_on_with_the_parameters_of_the_next_step():
 
 
 def test_what_it_cannot_be_had_with_is_refused():
-    beside = dict(batch_invariant=False, served=[])
-    assert not weight_update_conflict("in_flight", 2, 0, GRPO, **beside)
-    assert not weight_update_conflict("blocking", 0, 0, make_recipe("grpo"), batch_invariant=True, served=["a"], several=True)
+    def refusal(recipe=GRPO, served=(), several=False, **options):
+        play = PlayOptions(**dict(weight_update="in_flight", oversample=2) | options)
+        return weight_update_conflict(play, recipe, served=served, several=several)
+
+    assert not refusal()
+    assert not refusal(make_recipe("grpo"), ["a"], True, weight_update="blocking", oversample=0, batch_invariant=True)
     for change, why in (
         ({"weight_update": "soon"}, "weight_update='soon' is unknown; the ways are blocking, in_flight"),
         ({"oversample": 0}, "weight_update=in_flight: it would have no effect: nothing is under way"),
@@ -129,9 +132,7 @@ def test_what_it_cannot_be_had_with_is_refused():
         ({"served": ["tool"]}, "model tool is drawn by a server"),
         ({"several": True}, "several processes"),
     ):
-        assert why in weight_update_conflict(
-            **dict(weight_update="in_flight", oversample=2, max_staleness=0, recipe=GRPO) | beside | change
-        )
+        assert why in refusal(**change)
     with team(GRPO) as one:
         options = one.options
     models = dict.fromkeys(("first", "second"), SPEC)
