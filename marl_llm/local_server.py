@@ -25,6 +25,7 @@ import io
 import ipaddress
 import json
 import re
+import select
 import socket
 import sys
 import threading
@@ -117,6 +118,15 @@ class LocalHandler(http.server.BaseHTTPRequestHandler):
     def error(self, reason: str) -> dict[str, Any]:
         """The JSON of a refusal."""
         return {"error": reason}
+
+    def client_has_left(self) -> bool:
+        """Whether the connection is closed at the other end, as far as is known here."""
+        poll = select.poll()
+        poll.register(self.connection, select.POLLIN)
+        try:
+            return bool(poll.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK)
+        except OSError:  # it was reset
+            return True
 
     def send_body(self, status: int, body: bytes, kind: str, headers: Mapping[str, str] | None = None) -> None:
         """Sends an answer."""

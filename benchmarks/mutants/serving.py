@@ -5,6 +5,7 @@ GUARD, SERVING = "tests/test_local_server.py", "tests/serving/test_serving.py"
 DIALECTS = "tests/serving/test_dialects.py"
 FORMATS = "tests/serving/test_formats_served.py"
 TOOLS, SESSIONS = "tests/serving/test_tools_served.py", "tests/serving/test_sessions.py"
+RESENT = "tests/serving/test_resent.py"
 
 FAULTS = {
     (G, GUARD): {
@@ -31,7 +32,7 @@ FAULTS = {
         "a completion's episode may be longer": ("[\\w.:-]{1,128}))?/v1", "[\\w.:-]{1,}))?/v1"),
         "no queue is no server": ("if concurrency < 1 or queue < 0:", "if concurrency < 1 or queue < 1:"),
         "tokens are not counted": ("        self._count(\"tokens\", tokens)\n", ""),
-        "a client that left counts as refused": ("        except _HungUp:\n            self._count(\"failed\")", "        except _HungUp:\n            self._count(\"refused\")"),
+        "a client that left counts as refused": ("        except ClientLeft:\n            self._count(\"failed\")", "        except ClientLeft:\n            self._count(\"refused\")"),
         "a pay that is refused is not counted": ("        except ValueError as error:\n            self._count(\"refused\")\n            return 400", "        except ValueError as error:\n            return 400"),
         "a stopped server records": ("            raise EpisodeRefused(\"this server has stopped: nothing more is recorded\")", "            return"),
         "an episode's replies are numbered over all": ("\"number\": self._numbers[episode]}", "\"number\": sum(self._numbers.values())}"),
@@ -81,6 +82,23 @@ FAULTS = {
         "the shortest beginning is kept": ("range(len(messages) - 1, 0, -1)", "range(1, len(messages))"),
         "what is encoded again is not counted": ("len(prompt) - relayed if encoded_again else 0", "0"),
         "the last that asked are forgotten": ("for old in self._trees.values() if", "for old in reversed(self._trees.values()) if"),
+    },
+    (S + "server.py", RESENT): {
+        "a reply whose client has left is recorded": ("                if episode is not None and connection.is_closed():\n", "                if False:\n"),
+        "a caller that left is asked of the model": ("        if episode is not None and connection.is_closed():  #", "        if False:  #"),
+        "no request is sent again": ("self._kept.find(key, connection)", "None"),
+        "a stream that is told again has no text": ("            if kept is not None:\n                events.text(number, choice.streamed)\n", ""),
+        "every request is sent again": ("strip() not in (\"\", \"0\")", "strip() != \"\""),
+    },
+    (S + "resent.py", RESENT): {
+        "a new request gets the old reply": ("            self._answers.pop(key, None)\n            return None", "            return self._answers.get(key)"),
+        "episodes share their answers": ("(episode.encode(), kind.encode(), body)", "(b\"\", kind.encode(), body)"),
+        "a request that is sent again has a number of its own": ("if is_retry else []", "if False else []"),
+        "a dropped request keeps its number": ("        if answered:\n", "        if True:\n"),
+        "a number is free while another uses it": ("        if not self._users[number]:\n", "        if True:\n"),
+    },
+    (G, RESENT): {
+        "nobody leaves": ("bool(poll.poll(0)) and not", "False and not"),
     },
     (S + "policy.py", SESSIONS): {
         "all is encoded again": ("if asked.past is not None:", "if False:"),

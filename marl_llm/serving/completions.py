@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from marl_llm.serving.expected import Expected, read_format
-from marl_llm.serving.policy import Answer
+from marl_llm.serving.policy import Answer, PolicyReply
 from marl_llm.serving.tool_messages import read_messages, read_tool_use
 from marl_llm.tools.chat import ChatReply, Options
 from marl_llm.untrusted import Bounds, read_json
@@ -198,6 +198,11 @@ class ToldReply(NamedTuple):
     calls: tuple[dict[str, Any], ...] = ()
     unmet: tuple[str, ...] = ()
     log_probs: dict[str, Any] | None = None
+
+    @property
+    def streamed(self) -> str:
+        """All that a stream says of its text."""
+        return self.reply.streamed if isinstance(self.reply, PolicyReply) else self.reply.text
 
     @property
     def finish_reason(self) -> str | None:

@@ -7,16 +7,18 @@ more. What a program says is data: a request that cannot be had is refused in on
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import json
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from marl_llm.serving.completions import CompletionRequest
 from marl_llm.serving.policy import Answer
+from marl_llm.serving.resent import STAYING, Connection, DrawNumbers
 from marl_llm.serving.server import ChatServer, EpisodeRefused
 
 
@@ -39,7 +41,7 @@ class ForeignEpisode:
     aborted: str = ""
     message: str = ""
     task: Any = None
-    asked: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    draws: dict[str, DrawNumbers] = dataclasses.field(default_factory=lambda: collections.defaultdict(DrawNumbers))
 
 
 class OpenEpisodes:
@@ -102,13 +104,15 @@ class OpenEpisodes:
             found.pay = reward
             return len(found.replies)
 
-    def draw(self, episode: str, said: str) -> int:
-        """The seed of a request: of the episode's identity, and of how often it asked the same before."""
+    @contextlib.contextmanager
+    def draw(self, episode: str, said: str, connection: Connection = STAYING) -> Iterator[int]:
+        """The seed of a request while it is under way: of the episode's identity, and of how often it asked the same before."""
         with self._lock:
             found = self._of(episode)
-            found.asked[said] += 1
-            digest = hashlib.sha256(json.dumps([found.identity, found.asked[said]]).encode()).digest()
-            return int.from_bytes(digest[:4], "big") % 2**31
+            numbers = found.draws[said]
+        with numbers.using(connection.is_retry, self._lock) as number:
+            digest = hashlib.sha256(json.dumps([found.identity, number]).encode()).digest()
+            yield int.from_bytes(digest[:4], "big") % 2**31
 
     def close(self) -> None:
         """Nothing is kept any more."""
@@ -146,9 +150,10 @@ class EpisodeServer(ChatServer):
         """See `ChatServer.task`."""
         return self.episodes.task(episode)
 
-    def _drawn_as(self, asked: CompletionRequest, episode: str | None) -> CompletionRequest:
+    @contextlib.contextmanager
+    def _drawn_as(self, asked: CompletionRequest, episode: str | None, connection: Connection) -> Iterator[CompletionRequest]:
         if episode is None:
             raise ValueError("this server answers its own episodes alone: ask at the base URL that the program was given")
         said = json.dumps([asked.model, asked.said, asked.expected.tools.offered], sort_keys=True)
-        options = dataclasses.replace(asked.options, temperature=self._temperature, top_p=1.0, seed=self.episodes.draw(episode, said))
-        return asked._replace(options=options)
+        with self.episodes.draw(episode, said, connection) as seed:
+            yield asked._replace(options=dataclasses.replace(asked.options, temperature=self._temperature, top_p=1.0, seed=seed))

@@ -7,12 +7,14 @@ Retry-After. Nothing that anybody says is logged or kept, unless `record` asks f
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
 import json
 import os
 import pathlib
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from marl_llm.local_server import LocalHandler, LocalServer, Refused
@@ -29,6 +31,7 @@ from marl_llm.serving.completions import (
 )
 from marl_llm.serving.dialects import DIALECTS, EventWriter
 from marl_llm.serving.policy import Answer, ModelRequest, NotFinite, PolicyAnswers, PolicyReply, check_numbers
+from marl_llm.serving.resent import RETRIES, STAYING, ClientLeft, Connection, KeptAnswers
 from marl_llm.serving.sessions import Match, SessionTrees, keys_of
 from marl_llm.tools.chat import ChatReply
 from marl_llm.untrusted import read_json
@@ -146,7 +149,7 @@ class ChatServer:
         self.models = dict(models)
         self._room, self._slots = threading.BoundedSemaphore(concurrency + queue), threading.BoundedSemaphore(concurrency)
         self._lock, self._counts = threading.Lock(), dict.fromkeys(_COUNTS, 0)
-        self._sessions = SessionTrees()
+        self._sessions, self._kept = SessionTrees(), KeptAnswers()
         self._record = None if record is None else Record(record)
         self._server = LocalServer(_Handler, self, port, key=key)
         self.url = f"{self._server.url}/v1"
@@ -170,11 +173,17 @@ class ChatServer:
         self.close()
 
     def answer(
-        self, body: bytes, kind: str = "chat/completions", episode: str | None = None, send: Callable[[dict[str, Any]], None] | None = None
+        self,
+        body: bytes,
+        kind: str = "chat/completions",
+        episode: str | None = None,
+        send: Callable[[dict[str, Any]], None] | None = None,
+        connection: Connection = STAYING,
     ) -> tuple[int, dict[str, Any]]:
         """(status, JSON) for the body of a request; `kind` is one of `marl_llm.serving.dialects.DIALECTS`.
 
-        Of a request with `stream`, `send` gets the events as they come, and the JSON is {} unless the status is an error's.
+        Of a request with `stream`, `send` gets the events as they come, and the JSON is {} unless the status is an error's. Raises
+        `ClientLeft` if the client leaves before a reply of an episode is recorded.
         """
         refusal = DIALECTS[kind].error
         self._count("requests")
@@ -183,8 +192,8 @@ class ChatServer:
             return 429, refusal("the server's queue is full")
         try:
             with self._slots:
-                tokens, found = self._answer(body, kind, episode, send)
-        except _HungUp:
+                tokens, found = self._answer(body, kind, episode, send, connection)
+        except ClientLeft:
             self._count("failed")
             raise
         except (RequestError, ValueError) as error:
@@ -200,9 +209,9 @@ class ChatServer:
         return 200, found
 
     def _answer(
-        self, body: bytes, kind: str, episode: str | None, send: Callable[[dict[str, Any]], None] | None
+        self, body: bytes, kind: str, episode: str | None, send: Callable[[dict[str, Any]], None] | None, connection: Connection
     ) -> tuple[int, dict[str, Any]]:
-        """(drawn tokens, JSON). Raises `ValueError` and `RequestError` for what is not served."""
+        """(drawn tokens, JSON). Raises `ValueError` and `RequestError` for what is not served, and `ClientLeft`."""
         if episode is not None:
             if self._record is None:
                 raise ValueError("this server keeps no episodes: start it with --record=FILE, or leave /episodes/ID out of the address")
@@ -210,35 +219,49 @@ class ChatServer:
         dialect = DIALECTS[kind]
         asked = read_request(body, self.models, dialect.kind, dialect.translate)
         events = dialect.events(asked, send) if asked.stream and send is not None else None
-        told: list[ToldReply] = []
-        lines: list[dict[str, Any]] = []
-        for one in asked.by_prompt():
-            more, counts = self._answer_prompt(self._drawn_as(one, episode), dialect.kind, episode, events, len(told))
-            lines += [_line(one, choice) | counts for choice in more]
-            told += more
-        if episode is not None:
-            self._record.keep(episode, *lines)
+        key = None if episode is None else self._kept.key(episode, kind, body)
+        kept = None if key is None else self._kept.find(key, connection)
+        told = self._draw(asked, dialect.kind, episode, events, connection) if kept is None else kept
+        if key is not None:
+            self._kept.keep(key, told)
         tokens = sum(choice.reply.completion_tokens or 0 for choice in told)
         if events is None:
             return tokens, dialect.write(asked, told)
         for number, choice in enumerate(told):
+            if kept is not None:
+                events.text(number, choice.streamed)
             events.end(number, choice)
         events.finish(told)
         return tokens, {}
 
-    def _answer_prompt(
-        self, asked: CompletionRequest, kind: str, episode: str | None, events: EventWriter | None, first: int
-    ) -> tuple[list[ToldReply], dict[str, int]]:
-        """(the replies to one prompt, the counts of its episode's session); `first` is the number of the first one in the answer."""
-        match = self._match(asked, episode)
-        say = None if events is None else lambda number, text: events.text(first + number, text)
-        replies = self._replies(asked, match, say)
-        told = [self._told(asked, reply, kind) for reply in replies]
-        return told, {} if episode is None else self._keep_talks(asked, episode, match, replies)
+    def _draw(
+        self, asked: CompletionRequest, kind: str, episode: str | None, events: EventWriter | None, connection: Connection
+    ) -> list[ToldReply]:
+        """The replies to a request, recorded if it is an episode's. Raises `ClientLeft` in place of recording what nobody would read."""
+        told: list[ToldReply] = []
+        lines: list[dict[str, Any]] = []
+        if episode is not None and connection.is_closed():  # while it waited for its turn
+            raise ClientLeft
+        with contextlib.ExitStack() as drawing:
+            for one in asked.by_prompt():
+                one = drawing.enter_context(self._drawn_as(one, episode, connection))
+                match = self._match(one, episode)
+                say = None if events is None else functools.partial(_say, events, len(told))
+                replies = self._replies(one, match, say)
+                if episode is not None and connection.is_closed():
+                    raise ClientLeft
+                more = [self._told(one, reply, kind) for reply in replies]
+                counts = {} if episode is None else self._keep_talks(one, episode, match, replies)
+                lines += [_line(one, choice) | counts for choice in more]
+                told += more
+            if episode is not None:
+                self._record.keep(episode, *lines)
+        return told
 
-    def _drawn_as(self, asked: CompletionRequest, episode: str | None) -> CompletionRequest:
-        """How a request is drawn: as it says."""
-        return asked
+    @contextlib.contextmanager
+    def _drawn_as(self, asked: CompletionRequest, episode: str | None, connection: Connection) -> Iterator[CompletionRequest]:
+        """How a request is drawn: as it says. An error within the context means that it was not answered."""
+        yield asked
 
     def _match(self, asked: CompletionRequest, episode: str | None) -> Match:
         """What the episode's earlier replies know of a request's messages."""
@@ -320,8 +343,9 @@ def _line(asked: CompletionRequest, told: ToldReply) -> dict[str, Any]:
     return line | dict(told.reply.sampled or {})
 
 
-class _HungUp(Exception):
-    """The client left in the middle of its stream."""
+def _say(events: EventWriter, first: int, number: int, text: str) -> None:
+    """Sends a piece of a reply; `first` is the number of its prompt's first one in the answer."""
+    events.text(first + number, text)
 
 
 class _Handler(LocalHandler):
@@ -356,14 +380,15 @@ class _Handler(LocalHandler):
             raise Refused(404, _SERVED)
         self._streaming, self._names_events = False, DIALECTS[match["kind"]].names_events
         try:
-            status, found = self.server.service.answer(body, match["kind"], match["episode"], self._event)
+            connection = Connection(self.client_has_left, self.headers.get(RETRIES, "0").strip() not in ("", "0"))
+            status, found = self.server.service.answer(body, match["kind"], match["episode"], self._event, connection)
             if not self._streaming:
                 return self.reply(status, found, {"Retry-After": str(RETRY_S)} if status == 429 else None)
             if status != 200:
                 self._write(json.dumps(found), "error")
             elif not self._names_events:
                 self._write("[DONE]")
-        except _HungUp:
+        except ClientLeft:
             self.close_connection = True
 
     def _event(self, event: dict[str, Any]) -> None:
@@ -382,4 +407,4 @@ class _Handler(LocalHandler):
         try:
             self.wfile.write(f"{named}data: {text}\n\n".encode())
         except OSError as error:
-            raise _HungUp from error
+            raise ClientLeft from error

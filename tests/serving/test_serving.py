@@ -23,7 +23,8 @@ from marl_llm.sampling.requests import Completion, RequestError
 from marl_llm.serving import ChatServer, local, policy_answers
 from marl_llm.serving.certain import CertainText
 from marl_llm.serving.completions import MAX_BODY, read_reward
-from marl_llm.serving.server import EpisodeRefused, Record, _HungUp
+from marl_llm.serving.resent import ClientLeft
+from marl_llm.serving.server import EpisodeRefused, Record
 from marl_llm.text import ByteTokenizer, Chat, JinjaTemplate, Message, train_pieces
 from marl_llm.tools.chat import ChatClient, ChatReply, OpenAICompatible, Options, PolicyBackend
 from marl_llm.workflows import PlainText
@@ -315,12 +316,12 @@ def test_a_client_that_leaves_ends_its_request_and_counts_as_a_failure():
         return types.SimpleNamespace(result=drips(request, on_tokens).result, cancel=lambda: cancelled.append(request.model))
 
     def leaves(event):
-        raise _HungUp
+        raise ClientLeft
 
     engine.submit = submit
     with ChatServer({"m": policy_answers(engine, "m", lab.SPEECH, max_prompt=64), "f": drawing}) as server:
         for model in "mf":
-            with pytest.raises(_HungUp):
+            with pytest.raises(ClientLeft):
                 server.answer(json.dumps({"model": model, "prompt": "x", "stream": True}).encode(), "completions", None, leaves)
         assert cancelled == ["m"]
         assert server.stats() == {"requests": 2, "refused": 0, "busy": 0, "failed": 2, "tokens": 0, "malformed_calls": 0, "unmet": 0}
