@@ -23,7 +23,7 @@ sys.path.insert(0, str(DOCS.parent))
 from ml_collections import config_dict  # noqa: E402
 
 from marl_llm.runs.options import join, kind_of  # noqa: E402
-from marl_llm.runs.sections import SECTIONS, ModelSection  # noqa: E402
+from marl_llm.runs.sections import SECTIONS, ModelSection, TeacherSection  # noqa: E402
 
 PACKAGES = (
     "algorithms", "models", "text", "tools", "sampling", "workflows", "coaching", "games", "checking", "rollout", "evaluation", "training",
@@ -179,7 +179,8 @@ def options() -> str:
     from marl_llm.runs.base import base_config, model_section
 
     config = base_config("name", game="plan_path", recipe="at_grpo")
-    tables = {section.key: section_rows(section) for section in SECTIONS}
+    sections = (*SECTIONS, TeacherSection)
+    tables = {section.key: section_rows(section) for section in sections}
     own = {field.name for field in dataclasses.fields(ModelSection)}
     shape = config_dict.ConfigDict({name: config.model.get_ref(name) for name in config.model if name not in own})
     tables["model"] += rows("model.", shape, meanings(inspect.getsource(ModelConfig)))
@@ -187,7 +188,7 @@ def options() -> str:
     table = "| option | type | default | meaning |\n|---|---|---|---|"
     keys = [f"`{section}.{key}`" for section in ("optimizer", "recipe") for key in model_section()[section]]
     own_text = f"Of its own one model, `config.models.<name>`, may have {', '.join(keys)}."
-    texts = {section.key: inspect.getdoc(section) for section in SECTIONS} | {"model": own_text, "recipe": "Which method trains the team."}
+    texts = {section.key: inspect.getdoc(section) for section in sections} | {"model": own_text, "recipe": "Which method trains the team."}
     heads = {"": "## The run", "model": "## `config.model`, and `config.models.<name>` for one model"}
     parts = [[heads.get(key, f"## `config.{key}`"), "", texts[key], "", table, *lines, ""] for key, lines in tables.items()]
     return "\n".join([HEAD, *("\n".join(part) for part in parts), *game_options()])

@@ -120,7 +120,8 @@ class PlanSizes:
       hosted: play has an engine, whose copies stay through the update. lora: of the adapters that are trained, or None.
       bases: frozen bases under the adapters. critics: critics that are networks of their own. critic: "own", "head", or None.
       slots, chunk: of an engine's lane. sft: a run begins with a supervised warm-up. served: devices that share a layer's products in an
-        engine; 0: as in the update. sources: checkpoints or random parameters that the models begin from, each read once.
+        engine; 0: as in the update. sources: checkpoints or random parameters that the models begin from, each read once. teachers:
+        parameters of all teachers together.
     """
 
     recipe: Any
@@ -138,6 +139,7 @@ class PlanSizes:
     sft: bool = False
     served: int = 0
     sources: int = 1
+    teachers: int = 0
 
     @property
     def together(self) -> bool:
@@ -149,6 +151,7 @@ def sizes_of(config) -> PlanSizes:
     """The sizes of any config. Raises `PlanError` for trained models of several shapes or ranks."""
     from marl_llm.models import PRESETS, LoraConfig
     from marl_llm.runs.resolve import resolve
+    from marl_llm.runs.teachers import teacher_shapes
 
     config = config.copy_and_resolve_references()
     if config.model.preset:
@@ -158,6 +161,7 @@ def sizes_of(config) -> PlanSizes:
         shapes = {resolved.shapes[name] for name in trained}
         longest = [max(sizes) for sizes in zip(*resolved.budgets.values())]
         options = [resolved.options[name] for name in trained]
+        teachers = sum(shape.parameters for shape in teacher_shapes(config, resolved))
     ranks = {one.get("lora_rank") for one in options}
     if len(ranks) > 1:
         raise PlanError(f"the trained models {', '.join(trained)} have several lora_ranks; plan them one by one, with assignment=shared")
@@ -173,7 +177,7 @@ def sizes_of(config) -> PlanSizes:
     real = [PRESETS[name].get("vocab_size", 0) for name in presets]  # a published model keeps its vocabulary, whatever the game's is
     shape = dataclasses.replace(next(iter(shapes)), vocab_size=max([next(iter(shapes)).vocab_size, *real]))
     sft = config.sft.steps > 0 and not config.sft.run
-    more = bases, critics, critic, *lane, sft, config.rollout.tensor or 0, sources
+    more = bases, critics, critic, *lane, sft, config.rollout.tensor or 0, sources, teachers
     return PlanSizes(resolved.recipe, shape, len(trained), *longest, resolved.hosted, lora, *more)
 
 
@@ -186,6 +190,7 @@ def beside(sizes: PlanSizes, adapters: int, copy: float | int, split: int) -> di
     whole = sizes.shape.parameters / split
     found = {"bases": sizes.bases * whole * 2, "critics": sizes.critics * whole * 12}
     found["references"] = sizes.models * whole * 2 if sizes.recipe.kl_coef else 0.0
+    found["teachers"] = sizes.teachers / split * 2.0
     if sizes.hosted:  # the engine's; models with adapters are served together on their base
         found["serving"] = sizes.bases * copy + sizes.models * adapters * 2.0 if sizes.lora else sizes.models * copy
     return found

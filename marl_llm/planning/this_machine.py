@@ -14,6 +14,7 @@ from marl_llm.models.frozen_head import CPU_BLOCK
 from marl_llm.runs.measuring import tables
 from marl_llm.runs.resolve import Plan, resolve
 from marl_llm.runs.sections import MICROBATCH
+from marl_llm.runs.teachers import teacher_shapes
 
 GIB = 2**30
 PROGRAM = 1.15 * GIB  # Python, JAX, libraries, and the machine code of a run's programs
@@ -50,6 +51,7 @@ def memory(config: Any, plan: Plan, copies: int = 1) -> dict[str, float | int]:
     from marl_llm.training.roofline import cache_bytes
 
     bases, found = set(), {"program": PROGRAM, "parameters": 0, "optimizer": 0, "served": 0, "as they began": 0, "pages": 0, "update": 0}
+    found["teachers"] = sum(jnp.dtype(shape.compute_dtype).itemsize * shape.parameters for shape in teacher_shapes(config, plan))
     critic = config.optimizer.critic == "own" and plan.recipe.advantage_estimator == "critic"
     longest = [max(sizes) for sizes in zip(*plan.budgets.values(), strict=True)]
     for name, shape in plan.shapes.items():

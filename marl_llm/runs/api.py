@@ -252,9 +252,11 @@ def _assign(models: Any, roles: list[str]) -> tuple[str, dict[str, dict]]:
 
 def _update(section: config_dict.ConfigDict, values: Mapping[str, Any], path: str) -> None:
     """Sets keys and sections of a config. Raises `ConfigError` naming a key that is not there, or a value of another type."""
+    from marl_llm.runs.base import TeacherSections
+
     for key, value in values.items():
         where = f"{path}{key}"
-        if key not in section:
+        if key not in section and not isinstance(section, TeacherSections):  # which makes one by name
             raise ConfigError(f"there is no option {where!r}{hints.meant(key, section) or '; there are ' + ', '.join(section)}")
         if isinstance(section[key], config_dict.ConfigDict):
             if not isinstance(value, Mapping):

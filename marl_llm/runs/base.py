@@ -7,6 +7,7 @@ what they come to.
 
 `config.game.name` is a game or a workflow of the library, or an object of a file or module of your own (`my_game.py:Lock`); see
 `marl_llm.games.make_game`. `config.model` describes every model; `config.models.<name>`, made by `model_section()`, says how one differs.
+`config.teachers.<role>`, made by `teacher_section()`, names the model that a role is distilled from.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from marl_llm.runs import checks
 from marl_llm.runs.command import ConfigError
 from marl_llm.runs.options import placeholder
 from marl_llm.runs.sections import (
-    SECTIONS, ModelSection, OptimizerSection, RunSection, fill_defaults, own_optimizer_fields, section_of,
+    SECTIONS, ModelSection, OptimizerSection, RunSection, TeacherSection, fill_defaults, own_optimizer_fields, section_of,
 )  # fmt: skip
 
 def _own_values(cls: type, *skip: str) -> dict[str, Any]:
@@ -65,6 +66,13 @@ def _common_section(**values: Any) -> config_dict.ConfigDict:
     return section
 
 
+def teacher_section(**values) -> config_dict.ConfigDict:
+    """Whom one role is distilled from, `config.teachers.<role>`: `run` (with `step` and `model`), `path` or `preset`."""
+    section = TeacherSection.config()
+    section.lock().update(values)
+    return section
+
+
 class ModelSections(config_dict.ConfigDict):
     """`config.models`: a section by model. One that is named first on the command line is made when it is asked for.
 
@@ -73,8 +81,18 @@ class ModelSections(config_dict.ConfigDict):
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str) and re.fullmatch(r"[A-Za-z][\w-]*", key) and key not in self:
-            self[key] = model_section()
+            self[key] = self._new_section()
         return super().__getitem__(key)
+
+    def _new_section(self) -> config_dict.ConfigDict:
+        return model_section()
+
+
+class TeacherSections(ModelSections):
+    """`config.teachers`: a section by role, made as those of `ModelSections` are."""
+
+    def _new_section(self) -> config_dict.ConfigDict:
+        return teacher_section()
 
 
 def base_config(name: str, game: str, recipe: str, game_dir: pathlib.Path | None = None) -> config_dict.ConfigDict:
@@ -90,10 +108,11 @@ def base_config(name: str, game: str, recipe: str, game_dir: pathlib.Path | None
     c.game = config_dict.ConfigDict({"name": game, **_parameters(found.options)})
     c.script = config_dict.ConfigDict(_parameters(found.script_options))  # options of a value-state game's scripted player
     c.model = _common_section()
-    c.models = ModelSections()
+    c.models, c.teachers = ModelSections(), TeacherSections()
     c.recipe = config_dict.ConfigDict({"name": recipe, "preset": "paper", **_own_values(Recipe, "name", "preset")})
     c.lock()
     c.models.unlock()  # a config file adds sections by name
+    c.teachers.unlock()
     return c
 
 
@@ -126,17 +145,20 @@ def check(config: config_dict.ConfigDict, game_dir: pathlib.Path | None = None) 
         raise ConfigError(str(error)) from error
     except (AttributeError, KeyError, TypeError) as error:
         raise ConfigError(f"the config lacks a name, a game or a recipe; start from {start}") from error
-    free = ("config.game", "config.script", "config.models")  # the game refuses what is not its own
+    free = ("config.game", "config.script", "config.models", "config.teachers")  # the game refuses what is not its own
     checks.compare_keys(config, base, "config", start, free)
-    for name in config.models:
-        if not isinstance(config.models[name], config_dict.ConfigDict):
-            raise ConfigError(f"config.models.{name}={config.models[name]!r} must be made by marl_llm.runs.base.model_section")
-        checks.compare_keys(config.models[name], model_section(), f"config.models.{name}", start)
+    for sections, make in (("models", model_section), ("teachers", teacher_section)):
+        for name, section in config[sections].items():
+            if not isinstance(section, config_dict.ConfigDict):
+                raise ConfigError(f"config.{sections}.{name}={section!r} must be made by marl_llm.runs.base.{make.__name__}")
+            checks.compare_keys(section, make(), f"config.{sections}.{name}", start)
     fill_defaults(config)
     for section in SECTIONS:
         section.of(section_of(config, section))
     for name, model in config.models.items():
         OptimizerSection.check({key: value for key, value in model.optimizer.items() if value is not None}, f"models.{name}.optimizer")
+    for role, teacher in config.teachers.items():
+        TeacherSection.check(teacher, f"teachers.{role}")
     checks.parse_placement(config.placement)
     if config.logger and (why := missing(config.logger)):
         raise ConfigError(f"config.logger={config.logger!r} {why}")

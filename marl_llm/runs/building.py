@@ -168,10 +168,19 @@ def model_specs(plan: Plan, config, mesh, served: bool = True) -> dict:
     return specs
 
 
+def with_teachers(specs: dict, plan: Plan, config, mesh, sources: dict | None) -> dict:
+    """The models with the teachers of their roles, whose parameters are read here; `sources` as `find_teachers` found them, or None."""
+    from marl_llm.runs.teachers import find_teachers, make_teachers
+
+    teachers = make_teachers(find_teachers(config, plan) if sources is None else sources, config, mesh)
+    taught = {model: {role: one for role, one in teachers.items() if plan.assignment.roles[role] == model} for model in specs}
+    return {model: dataclasses.replace(spec, teachers=taught[model]) for model, spec in specs.items()}
+
+
 @doing("loading the models")
-def build_team(plan: Plan, config, mesh, coached: bool = True):
-    """The team of a config, at its start. Whoever builds it closes it. Without `coached` nobody coaches, no server draws and every model
-    has all devices: only to be measured."""
+def build_team(plan: Plan, config, mesh, coached: bool = True, teachers: dict | None = None):
+    """The team of a config, at its start. Whoever builds it closes it. Without `coached` nobody coaches or teaches, no server draws and
+    every model has all devices: only to be measured. `teachers`: where `find_teachers` has looked them up already."""
     from marl_llm.runs.coaching import make_coaching
     from marl_llm.runs.own_options import learner_options, own_learners
     from marl_llm.training import PlayOptions, make_team
@@ -179,6 +188,8 @@ def build_team(plan: Plan, config, mesh, coached: bool = True):
     platform = mesh.devices.flat[0].platform
     specs = model_specs(plan, config, mesh, served=coached)
     specs |= {name: dataclasses.replace(specs[name], options=own) for name, own in own_learners(config, plan, platform).items()}
+    if config.teachers and coached:
+        specs = with_teachers(specs, plan, config, mesh, teachers)
     return make_team(
         plan.game,
         plan.assignment,

@@ -119,6 +119,7 @@ class Plan:
             own = {f"{section}.{key}": value for section in SECTIONS for key, value in own_values(config, model, section).items()}
             rows.append(f"  {model:<10} " + ", ".join(f"{key}={value}" for key, value in (options | own).items()) + (shape or ""))
         plays = f"{k} candidates per prompt, '{r.pick}' goes on" if r.sampling == "tree" else f"{k} plays each"
+        rows += teacher_rows(config, self.assignment.roles)
         rows += ["", f"per step: {e} tasks, {plays}"]
         if isinstance(g, Environment):
             rows[-1] += f"; headline figure: {g.headline}"
@@ -142,6 +143,13 @@ class Plan:
 
             rows += ["", to_mermaid(g.workflow, dict(self.assignment.roles))]
         return "\n".join(rows)
+
+
+def teacher_rows(config: config_dict.ConfigDict, roles: Iterable[str]) -> list[str]:
+    """Whom each role learns from, for `--dry_run`; nothing where nobody has a teacher."""
+    named = {role: checks.given(config.teachers[role]) for role in roles if role in config.teachers}
+    rows = [f"  {role:<10} " + ", ".join(f"{key}={value}" for key, value in one.items()) for role, one in named.items()]
+    return ["", "teachers", *rows] if rows else []
 
 
 def resolve(config: config_dict.ConfigDict, game_dir: pathlib.Path | None = None, sizes_only: bool = False) -> Plan:

@@ -211,6 +211,20 @@ class SftSection(Section):
 
 
 @dataclasses.dataclass(frozen=True)
+class TeacherSection(Section):
+    """The frozen model that a role is distilled from, where its model has a `recipe.distill_coef` (docs/signal.md): a model of a run, a
+    checkpoint, or a preset. A section is made when it is first set.
+    """
+
+    key: ClassVar[str] = "teachers.<role>"
+    run: str | None = option(None, "directory of the run that trained it", unset="none")
+    step: int | None = option(None, "which of the run's checkpoints", at_least(0), unset="the newest when training starts; it is kept")
+    model: str | None = option(None, "which of the run's models", unset="the one that plays the role there, or the only one")
+    path: str | None = option(None, "directory of a Hugging Face checkpoint", unset="none")
+    preset: str | None = option(None, "a size of `marl_llm.models.PRESETS`, with random parameters: for plans and tests", unset="none")
+
+
+@dataclasses.dataclass(frozen=True)
 class EvaluationSection(Section):
     """What is measured while a run trains and at its end."""
 

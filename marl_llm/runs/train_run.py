@@ -64,6 +64,7 @@ def train_run(config: config_dict.ConfigDict, workdir: pathlib.Path, launch: Lau
     clock = Stopwatch()
     from marl_llm.runs.base import check
     from marl_llm.runs.resolve import resolve
+    from marl_llm.runs.teachers import choose_steps, find_teachers
 
     check(config, launch.game_dir)
     from marl_llm.training import processes
@@ -81,6 +82,8 @@ def train_run(config: config_dict.ConfigDict, workdir: pathlib.Path, launch: Lau
         checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep, config.checkpoint.background)
         if begins_elsewhere(config.sft) and not checkpoints.steps():
             sources_of(config.sft, plan.assignment.trained)  # before a directory is made for a run that cannot begin
+        choose_steps(config, workdir)
+        teachers = None if checkpoints.steps() else find_teachers(config, plan)
 
         def open_directory() -> tuple[bool, list[int]]:
             continued = open_workdir(workdir, config, launch.config_file, hardware_of(mesh), plan.own_files, plan.headline)
@@ -94,7 +97,7 @@ def train_run(config: config_dict.ConfigDict, workdir: pathlib.Path, launch: Lau
             return read_json_file(workdir / "evaluation.json", error=ConfigError)
         try:
             stopping = Stopping(checkpoints, again, launch.grace_s)
-            with process_log(workdir), stopping as stop, checkpoints, build_team(plan, config, mesh) as team:
+            with process_log(workdir), stopping as stop, checkpoints, build_team(plan, config, mesh, teachers=teachers) as team:
                 return learn(TrainingRun(plan, config, workdir, team, checkpoints, clock, stop), done if continues else None)
         except Exception as error:
             if (explained := _explain(error, plan, workdir)) is None:

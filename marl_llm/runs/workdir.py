@@ -128,7 +128,7 @@ def read_config(workdir: pathlib.Path, trusted: bool = False) -> config_dict.Con
     workdir = pathlib.Path(workdir)
     record = read_record(workdir)["config"]
     trust.check(workdir, trust.claims_of(record, workdir), trusted)
-    from marl_llm.runs.base import base_config, model_section
+    from marl_llm.runs.base import base_config
 
     for where, value in (("name", record.get("name")), *((f"{key}.name", _name(record.get(key))) for key in ("game", "recipe"))):
         if not isinstance(value, str):
@@ -137,8 +137,9 @@ def read_config(workdir: pathlib.Path, trusted: bool = False) -> config_dict.Con
         config = config_dict.ConfigDict(record)
         # what was not set comes back without its type, so the base gives it again
         typed = base_config(config.name, config.game.name, config.recipe.name, game_dir_of(workdir))
-        for name in config.models:
-            typed.models[name] = model_section()
+        for section in ("models", "teachers"):
+            for name in config.get(section) or ():
+                _ = typed[section][name]  # which makes it
         typed.update(config)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{workdir / 'config.json'} cannot be read ({' '.join(str(error).split())}); was it edited?") from error

@@ -70,6 +70,14 @@ class Taught(NamedTuple):
     agents: Float[Array, "B Q"]  # 1 + number of the agent that each target is of, 0: padding
 
 
+def cut_vocabulary(params: dict, size: int) -> dict:
+    """Parameters whose embedding and head have the first `size` tokens: published sizes of one family pad one vocabulary differently."""
+    cut = {"embedding": params["embedding"][:size]}
+    if "output" in params:
+        cut["output"] = params["output"][:, :size]
+    return params | cut
+
+
 def teaching_of(student: ModelConfig, roles: Sequence[str], teachers: Mapping[str, Teacher]) -> tuple[Teaching | None, list[Teacher]]:
     """(who teaches whom, the distinct teachers) of a model; (None, []) without any. Raises `ValueError` for another vocabulary."""
     distinct = list({id(one): one for one in teachers.values()}.values())

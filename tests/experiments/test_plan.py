@@ -515,7 +515,7 @@ NEED |= {} if importlib.util.find_spec("textarena") else {"textarena": "needs th
 def test_every_config_can_be_planned(name):
     """Those that need no file, server or further package to be made; the others name what they need."""
     module = importlib.import_module(f"experiments.configs.{name}")
-    if not hasattr(module, "get_config") or name in ("game", "smol_game"):  # a user's own
+    if not hasattr(module, "get_config") or name in ("game", "smol_game", "distill"):  # a user's own game or run
         return
     config = module.get_config()
     config.model.preset = config.model.preset or "qwen3-1.7b"

@@ -13,7 +13,7 @@ from test_update import CONFIG, SGD, assert_close, params
 from marl_llm.algorithms import divergence, make_recipe, reduce_parts
 from marl_llm.models import Decoder, prompt_mask, prompt_positions
 from marl_llm.training import LearnerOptions, Trained, Update, make_mesh, make_train_state
-from marl_llm.training.distillation import Teacher, Teaching, teaching_of
+from marl_llm.training.distillation import Teacher, Teaching, cut_vocabulary, teaching_of
 
 ALONE = dict(group_size=2, policy_coef=0.0, distill_coef=1.0)
 TWO = Teaching((CONFIG, CONFIG), (0, 1))
@@ -127,6 +127,13 @@ def test_a_student_of_two_teachers_halves_its_distance_to_both_within_forty_step
         now, metrics = step(recipe, start=now, rate=0.03)
         distances.append([metrics["distill_kl/0"], metrics["distill_kl/1"]])
     assert np.all(np.asarray(distances[-1]) < 0.5 * np.asarray(distances[0])), distances[:: len(distances) - 1]
+
+
+def test_rows_that_pad_a_teachers_vocabulary_are_cut():
+    padded = params() | {"embedding": jnp.pad(params()["embedding"], ((0, 3), (0, 0)))}
+    assert_close(cut_vocabulary(padded, CONFIG.vocab_size), params(), atol=0)
+    untied = cut_vocabulary({"embedding": jnp.ones((6, 4)), "output": jnp.ones((4, 6))}, 5)
+    assert (untied["embedding"].shape, untied["output"].shape) == ((5, 4), (4, 5))
 
 
 def test_what_contradicts_is_refused():
