@@ -82,7 +82,7 @@ def test_a_small_coach_that_is_none_or_of_another_rubric_or_agrees_too_little_ma
 
     assert read()["max_prompt"] == 8
     refused = [
-        (dict(guide="v0"), "learned 'v0'; this environment's rubric is 'v1'"),
+        (dict(guide="v0"), "learned 'v0'; the environment's is 'v1'"),
         (dict(unseen={}), "measured on no team that it never saw"),
         (dict(max_prompt="long"), "is no small coach"),
         (dict(max_prompt=float("inf")), "is no small coach .*a number that is not finite"),

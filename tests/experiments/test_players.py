@@ -42,7 +42,7 @@ ROLES = {
 def config_of(file, variant=""):
     """The config of a file, with as few facts as there can be."""
     config = importlib.import_module(f"experiments.configs.{file}").get_config(variant)
-    if "environments" in config.game:
+    if "worlds" in config.game:
         config.game.worlds = 1
     return config
 

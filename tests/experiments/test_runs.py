@@ -373,7 +373,7 @@ def test_every_promised_file_is_there(whole):
     path, config = whole
     record = json.loads((path / "config.json").read_text())
     assert (record["name"], record["config_file"], record["headline"]) == ("search_parallel", "some.py", "f1")
-    assert record["config"]["game"]["environments"] == 1
+    assert record["config"]["game"]["worlds"] == 1
     assert sorted(int(p.name) for p in (path / "checkpoints").iterdir()) == [0, 1, 2]
     assert {p.name for p in (path / "checkpoints" / "2" / "policies").iterdir()} == {"decompose", "answer"}
     assert (path / "graph.svg").read_text().startswith("<svg")

@@ -28,7 +28,7 @@ def perfect(name, **options):
     known = find_game(name).options
     habits = {habit: type(known[habit].default)(0) for habit in HABITS if habit in known}
     habits |= {"lean": 1.0} if "lean" in known else {}  # always the same convention
-    return make_game(name, **habits | ({"environments": 1} if "environments" in known else {}) | options)
+    return make_game(name, **habits | ({"worlds": 1} if "worlds" in known else {}) | options)
 
 
 def play(environment, tasks, player=None):
@@ -80,7 +80,7 @@ def test_the_script_without_mistakes_scores_one_on_every_split(name):
 
 @pytest.mark.parametrize("name", GENERATED)
 def test_the_script_of_the_warm_up_leaves_something_to_learn(name):
-    with make_game(name, **({"environments": 1} if name in FACTS else {})) as environment:
+    with make_game(name, **({"worlds": 1} if name in FACTS else {})) as environment:
         rollout = play(environment, environment.tasks("train", 0, 48))
         scores = team_metrics(rollout)[environment.headline]
     assert all(0.0 <= score <= 1.0 for score in scores)
