@@ -19,6 +19,7 @@ COMMANDS = {
     "attach": ("marl_llm.cli.attach", "train the models of your own program"),
     "evaluate": ("marl_llm.cli.evaluate", "evaluate a checkpoint of a run"),
     "compare": ("marl_llm.cli.compare", "train a config with a few keys changed"),
+    "sweep": ("marl_llm.cli.sweep", "train a config with other seeds and learning rates, all teams in one program"),
     "collect": ("marl_llm.cli.collect", "one table of many runs"),
     "runs": ("marl_llm.cli.runs", "list the runs below a folder: state, steps, result"),
     "plan": ("marl_llm.cli.plan", "memory and time of a config on an accelerator"),
@@ -31,10 +32,10 @@ COMMANDS = {
     "export": ("marl_llm.cli.export", "write a checkpoint in Hugging Face's form"),
 }
 # commands whose options absl reads
-_FLAGS = ("train", "evaluate", "compare", "collect", "plan", "serve", "injections", "chat", "tiny", "model", "export")
+_FLAGS = ("train", "evaluate", "compare", "sweep", "collect", "plan", "serve", "injections", "chat", "tiny", "model", "export")
 
 _POSITIONAL = ("collect", "model")  # of these, those that take arguments without --
-_CONFIG = ("train", "compare", "plan")  # of these, those whose config may stand in front
+_CONFIG = ("train", "compare", "sweep", "plan")  # of these, those whose config may stand in front
 
 
 def usage() -> str:

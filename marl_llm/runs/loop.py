@@ -89,7 +89,7 @@ def learn(run: TrainingRun, done: list[int] | None) -> dict:
 
     # ------------------------------------------------------------------------------------------------ start or resume
     watches = start_or_resume(run, done)
-    config, files, progress = run.config, run.files, run.progress
+    config = run.config
 
     # ------------------------------------------------------------------------------------------------ the loop
     timed: list[dict] = []  # of the steps of this process
@@ -101,18 +101,10 @@ def learn(run: TrainingRun, done: list[int] | None) -> dict:
             gc.collect()
             gc.freeze()  # `train_run` puts it back
             goes_on(run.workdir, config, run.team, run.checkpoints, done)
-        files.metrics.write(record)
-        progress.update(step + 1, **{run.team.headline: record["success"], "turns": record["turns"]})
-        last = step + 1 == config.steps
-        if (step + 1) % config.evaluation.every == 0 or last:
-            progress.note(f"step {step + 1}: validation {run.team.headline} {validate(run, step + 1):.1%}")
-        if (step + 1) % config.checkpoint.every == 0 or last:
-            files.plays(batch, min(run.plan.recipe.plays, GROUP), "train", step + 1, run.team.advantages)  # a whole group
-            run.save(step + 1)
-            files.report_now_and_then()
+        finish_step(run, record, batch)
         agreed = processes.agreed_stop(step + 1, run.stop.asked, samples=run.state["samples"], norm=run.team.norm())
-        run.stop.boundary(step + 1, run.save, files.close, agreed)
-    progress.close()
+        run.stop.boundary(step + 1, run.save, run.files.close, agreed)
+    run.progress.close()
     if not timed:
         goes_on(run.workdir, config, run.team, run.checkpoints, done)
     run.checkpoints.wait()  # evaluation.json stands for a run whose last checkpoint is whole
@@ -120,8 +112,7 @@ def learn(run: TrainingRun, done: list[int] | None) -> dict:
         print(late_line(timed) + speed.summary_text(timed, watches.compilations), file=sys.stderr)
 
     # ------------------------------------------------------------------------------------------------ what was learned
-    results = final_evaluation(run) | {f"train_{name}": x for name, x in run.clock.now().items()}
-    files.close()
+    results = final_evaluation(run)
     if processes.leads():
         write_results(results, run.workdir, run.team.headline, run.clock)
     return results
@@ -130,43 +121,73 @@ def learn(run: TrainingRun, done: list[int] | None) -> dict:
 def start_or_resume(run: TrainingRun, done: list[int] | None) -> Watches:
     """Opens the run's files and brings its team to where the loop begins: a new start, or the newest of the checkpoints `done`."""
     from marl_llm import reporting
-    from marl_llm.runs.coaching import CoachWatch, cost_line
     from marl_llm.training import speed
-    from marl_llm.training.programs import ProgramWatch
 
-    plan, config, compilations = run.plan, run.config, speed.Compilations()
-    state = restored(run.team, run.checkpoints, done[-1]) if done else None  # before a line of the run's files is touched
-    run.files = RunFiles(run.workdir, plan, config, None if done is None else (done[-1] if done else -1))
+    compilations = speed.Compilations()
+    state = open_files(run, done)
     if state is None:
         supervised_start(run)
+    run.progress = reporting.Progress(run.config.steps, "train", start=state["step"] if state else 0)
+    set_state(run, state)
+    print_setup(run, bool(done))
+    watches = make_watches(run, compilations)
+    if not done:
+        record_start(run)
+        run.progress.note(f"the report at any time: python -m marl_llm view {run.workdir} --report")
+    return watches
+
+
+def open_files(run: TrainingRun, done: list[int] | None) -> dict | None:
+    """Opens the run's files. Of a run that continues, its team is put where the newest of `done` left it, and the state there is returned."""
+    state = restored(run.team, run.checkpoints, done[-1]) if done else None  # before a line of the run's files is touched
+    run.files = RunFiles(run.workdir, run.plan, run.config, None if done is None else (done[-1] if done else -1))
+    return state
+
+
+def set_state(run: TrainingRun, state: dict | None) -> None:
+    """Sets what a checkpoint keeps beside the parameters: that of a new run, or what `open_files` found."""
+    config = run.config
+    if state is None:
         state = {"step": 0, "seed": config.seed, "sampled_tokens": 0, "samples": 0, "silent": dict.fromkeys(run.team.trained, 0)}
         run.state = state | {"decay_steps": config.optimizer.decay_steps or config.steps}
     else:
         run.clock.goes_on(state)
         run.state = continued(config, run.workdir, state)
-    run.progress = reporting.Progress(config.steps, "train", start=run.state["step"])
-    note = run.progress.note
-    for line in filter(None, (plan.pay, "" if done else plan.unguided(config), cost_line(config, plan))):
-        note(line)
-    watches = Watches(
+
+
+def make_watches(run: TrainingRun, compilations: Any) -> Watches:
+    """What looks at every step. Its lines go to the run's progress."""
+    from marl_llm.runs.coaching import CoachWatch
+    from marl_llm.training.programs import ProgramWatch
+
+    plan, note = run.plan, run.progress.note
+    return Watches(
         CoachWatch(note),
-        AbortedWatch(config.rollout.aborted_limit),
+        AbortedWatch(run.config.rollout.aborted_limit),
         SignalWatch(note, plan.recipe.reward_of, any(options.get("path") for options in plan.options.values())),
         Alarms(run.state["silent"], note),
         ProgramWatch(note),
         compilations,
     )
-    if not done:
-        note(f"step 0: validation {run.team.headline} {validate(run, 0):.1%}")
-        run.save(0)  # after its line in metrics.jsonl, as every checkpoint: so no line comes twice
-        note(f"the report at any time: python -m marl_llm view {run.workdir} --report")
-    return watches
+
+
+def print_setup(run: TrainingRun, continues: bool) -> None:
+    """Prints which pay reaches whom, what a coach may cost, and, of a new run, a hint where a warm-up is missing."""
+    from marl_llm.runs.coaching import cost_line
+
+    for line in filter(None, (run.plan.pay, "" if continues else run.plan.unguided(run.config), cost_line(run.config, run.plan))):
+        run.progress.note(line)
+
+
+def record_start(run: TrainingRun) -> None:
+    """The validation figure and the checkpoint of step 0."""
+    run.progress.note(f"step 0: validation {run.team.headline} {validate(run, 0):.1%}")
+    run.save(0)  # after its line in metrics.jsonl, as every checkpoint: so no line comes twice
 
 
 def supervised_start(run: TrainingRun) -> None:
     """Imitation of the scripted player, the models of another run, or nothing; the team then begins its reinforcement."""
     from marl_llm import reporting
-    from marl_llm.training import linear_decay
 
     start, team = run.config.sft, run.team
     if begins_elsewhere(start):
@@ -175,33 +196,54 @@ def supervised_start(run: TrainingRun) -> None:
     if start.steps:
         with reporting.Progress(start.steps, "supervised warm-up") as progress:
             for step in range(start.steps):
-                rate = float(linear_decay(step, start.steps, start.learning_rate, warmup=20, floor=0.1))
-                figures = team.sft_step(step % (start.fresh or start.steps), start.tasks, rate)
-                if step == 0 or step % 10 == 9 or step == start.steps - 1:
-                    check_finite(figures, step, "of the supervised warm-up")
-                    run.files.metrics.write({"phase": "sft", "step": step + 1, **run.clock.now(), **figures})
-                    progress.update(step + 1, loss=figures["loss"])
+                figures = team.sft_step(step % (start.fresh or start.steps), start.tasks, sft_rate(start, step))
+                record_sft(run, step, figures)
+                progress.update(step + 1, loss=figures["loss"])
     team.start_rl()
+
+
+def sft_rate(start: Any, step: int) -> float:
+    """The learning rate of a step of imitation, of a config's section `sft`."""
+    from marl_llm.training import linear_decay
+
+    return float(linear_decay(step, start.steps, start.learning_rate, warmup=20, floor=0.1))
+
+
+def record_sft(run: TrainingRun, step: int, figures: dict[str, float]) -> None:
+    """Writes a line of the first step of imitation, of every tenth and of the last. Raises `TrainingError` for one that is not finite."""
+    if step == 0 or step % 10 == 9 or step == run.config.sft.steps - 1:
+        check_finite(figures, step, "of the supervised warm-up")
+        run.files.metrics.write({"phase": "sft", "step": step + 1, **run.clock.now(), **figures})
 
 
 def train_step(run: TrainingRun, watches: Watches, step: int) -> tuple[dict, Any]:
     """One rollout and one update of each model that trains: the step's figures by name, and its batch."""
-    config, team, state = run.config, run.team, run.state
+    config, team = run.config, run.team
     start = time.perf_counter()
-    rates, critic_rates = learning_rates(config, team.trained, step, state["decay_steps"])
+    rates, critic_rates = learning_rates(config, team.trained, step, run.state["decay_steps"])
     batch = run.files.looked_at(play_step(run, watches, step))
     watches.signal.look(step + 1, batch)
     played = time.perf_counter()
     updates = team.learn(batch, rates, critic_rates)
     coach_figures = watches.coach.look_at_drift(step + 1, team.train_coach(batch))
-    learned = time.perf_counter()
+    return step_record(run, watches, batch, updates, (start, played, time.perf_counter())) | coach_figures, batch
+
+
+def step_record(run: TrainingRun, watches: Watches, batch: Any, updates: dict, times: tuple[float, float, float]) -> dict:
+    """The figures of a step by name, once its updates are looked at and its samples counted.
+
+    `times`, in seconds of `time.perf_counter`: when the step began, when its plays had ended, and when its updates had.
+    """
+    config, team, state, step = run.config, run.team, run.state, batch.step
+    start, played, learned = times
     for name in team.assignment.training(step):
         figures = updates.get(name) or SILENT  # its roles did not speak
         check_finite(figures, step, name)
         watches.alarms.look(step + 1, name, figures)
     state["step"] = step + 1
     state |= {key: state[key] + int(batch.figures[key]) for key in ("samples", "sampled_tokens")}
-    record = {"phase": "train", "step": step + 1, **rate_figures(rates), **step_figures(run.plan, batch, updates), **coach_figures}
+    rates, _ = learning_rates(config, team.trained, step, state["decay_steps"])
+    record = {"phase": "train", "step": step + 1, **rate_figures(rates), **step_figures(run.plan, batch, updates)}
     record |= {key: state[key] for key in ("samples", "sampled_tokens")} | run.clock.now()
     # playing is prompts, sampling, tools and rewards; learning is scores, gradient and step; the rest is evaluation and the host's
     record |= {"time/sample": played - start, "time/update": learned - played, "time/other": start - run.step_end}
@@ -209,7 +251,20 @@ def train_step(run: TrainingRun, watches: Watches, step: int) -> tuple[dict, Any
     record |= speed_figures(run, batch, updates, sample_s, learned - played)
     record |= {"speed/compilations": watches.compilations.programs} | watches.programs.look(step + 1)
     run.step_end = learned
-    return record, batch
+    return record
+
+
+def finish_step(run: TrainingRun, record: dict, batch: Any) -> None:
+    """Writes the step's line and, where they are due, the validation figure, plays, a checkpoint and the report."""
+    config, files, step = run.config, run.files, record["step"]
+    files.metrics.write(record)
+    run.progress.update(step, **{run.team.headline: record["success"], "turns": record["turns"]})
+    if step % config.evaluation.every == 0 or step == config.steps:
+        run.progress.note(f"step {step}: validation {run.team.headline} {validate(run, step):.1%}")
+    if step % config.checkpoint.every == 0 or step == config.steps:
+        files.plays(batch, min(run.plan.recipe.plays, GROUP), "train", step, run.team.advantages)  # a whole group
+        run.save(step)
+        files.report_now_and_then()
 
 
 def play_step(run: TrainingRun, watches: Watches, step: int) -> Any:
@@ -324,7 +379,8 @@ def final_evaluation(run: TrainingRun) -> dict:
     for when, step in (("before", 0), ("after", config.steps)):
         files.plays(records[when], v.transcripts, when, step)
     files.table(parts, v.final_tasks)
-    return results
+    files.close()
+    return results | {f"train_{name}": x for name, x in run.clock.now().items()}
 
 
 def write_results(results: dict, workdir: pathlib.Path, headline: str, clock: Stopwatch) -> None:

@@ -95,7 +95,11 @@ class CompiledTeam(Team):
             played, figures, left_out = self._refilled(step, first, count)
         else:
             played = self._played(step, first, count)
-            figures = self._figures(played, step)
+            figures = self.figures_of(played, step)
+        return self.batch_of(played, step, figures, left_out)
+
+    def batch_of(self, played: Played, step: int, figures: dict[str, float], left_out: tuple[int, ...] | None = None) -> Batch:
+        """The samples of a rollout that this team's parameters drew, with its figures and the tasks that are not trained on."""
         tokens, table = self._trained(played, step)
         version = np.asarray([self.learners[self.assignment.roles[role]].version for role in self.roles], np.int32)[table.agent]
 
@@ -113,7 +117,8 @@ class CompiledTeam(Team):
         params = self._sampled_from({name: learner.params for name, learner in self.learners.items()})
         return run(params, jnp.int32(first), self._data_key, step=jnp.int32(step))
 
-    def _figures(self, played: Played, step: int) -> dict[str, float]:
+    def figures_of(self, played: Played, step: int) -> dict[str, float]:
+        """Figures of a rollout by name. Raises `RolloutError` if no instance could be played."""
         figures = {name: float(x) for name, x in jax.device_get(played.summary).items()}
         if figures["aborted"] == 1.0:
             raise RolloutError(f"step {step}: no instance of {self.game.name} could be played; the game's settings contradict each other")
@@ -134,7 +139,7 @@ class CompiledTeam(Team):
         def play_round(first: int, count: int, drawn: set[int]) -> RefillRound:
             played = self._played(step, first, count)
             signal = signal_of(self.options.recipe, *self._trained(played, step))
-            return RefillRound(tuple(range(first, first + count)), signal, self._figures(played, step), played)
+            return RefillRound(tuple(range(first, first + count)), signal, self.figures_of(played, step), played)
 
         rounds = self.refills.rounds(play_round, step, first, count)
         chosen = chosen_tasks(rounds, count)

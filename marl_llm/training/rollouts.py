@@ -130,15 +130,15 @@ def make_choice(game: Game, mesh: Mesh) -> Callable:
 
 
 def make_team_rollouts(game: Game, mesh: Mesh, player_of: Callable[[dict], Player], environments: int, **options) -> Callable:
-    """Builds `rollouts(params, first, key, split, step) -> (Pool, summary, Episodes)` of several teams at once, jit-compiled.
+    """Builds `rollouts(params, first, key, split, step) -> Played` of several teams at once, jit-compiled.
 
     The same as `make_rollout` for each of them; `mesh` is one of teams, and every argument and result has a first axis of teams.
     """
     local = _local_rollout(game, player_of, environments, None, options)
 
     def run(*arguments):
-        rows, rollout, _ = local(*arguments)
-        return pooled(rows), summarise(rollout), rollout.episodes
+        rows, rollout, instances = local(*arguments)
+        return Played(pooled(rows), summarise(rollout), rollout, instances)
 
     return jax.jit(over_data(run, mesh, SAMPLE, in_specs=P(), out_specs=P()))
 

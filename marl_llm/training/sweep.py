@@ -19,8 +19,8 @@ for its small products, not for dispatches. With `jax.lax.map` over the teams in
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +31,10 @@ from jax.sharding import PartitionSpec as P
 from marl_llm.algorithms import Samples, needs
 from marl_llm.evaluation import Evaluation, Outcome
 from marl_llm.games import split_index
+from marl_llm.models import log_prob_gap_bound
 from marl_llm.rollout import model_player, scripted_player
 from marl_llm.sampling import SamplingParams
-from marl_llm.training.batch import Pool, by_identity, columns_of, from_pool
+from marl_llm.training.batch import Batch, by_identity, columns_of, from_pool
 from marl_llm.training.compiled import CHUNK, DEMONSTRATIONS, CompiledTeam
 from marl_llm.training.distillation import Frozen
 from marl_llm.training.learner import PROGRAMS
@@ -46,11 +47,28 @@ from marl_llm.training.sft import sft_program
 from marl_llm.training.steps import few_shapes, mean_metrics
 from marl_llm.training.team import EVALUATION
 from marl_llm.training.train_state import TrainState
-from marl_llm.training.update import LearnerOptions, Trained, Update, compute_advantages
+from marl_llm.training.update import Advantages, LearnerOptions, Trained, Update, compute_advantages, tied_shares
 
 
 class SweepError(ValueError):
     """What cannot be trained as a sweep; the message says what and why."""
+
+
+class Dealt(NamedTuple):
+    """What one model of one team learns from in a step.
+
+    Attributes:
+      minibatches: the samples of each optimizer step. scales: of their denominators, see `Update`.
+      metrics: by name, of the whole step.
+    """
+
+    minibatches: list[list[int]]
+    scales: list[np.float32]
+    metrics: dict[str, float]
+
+    def minibatch(self, number: int) -> list[int]:
+        """The samples of an optimizer step; none where another team has more steps."""
+        return self.minibatches[number] if number < len(self.minibatches) else []
 
 
 class Sweep:
@@ -101,27 +119,30 @@ class Sweep:
 
     # ------------------------------------------------------------------------------------------------ supervised warm-up
     def sft_step(self, step: int, count: int, learning_rates: float | Sequence[float]) -> list[dict[str, float]]:
-        """`Team.sft_step` of every team: mean loss and gradient norm of its models. Rates are one for all teams, or one for each."""
+        """`Team.sft_step` of every team: mean loss, gradient norm and tokens of its models. Rates: one for all, or one for each."""
         if (step, count) not in self._imitated:
             self._imitated[step, count] = self._demonstrations(step, count)
         rates, found = self._repeated(learning_rates, np.float32), []
         for leader, members in self._one._families().items():
-            packed = []
+            packed, sizes = [], []
             for team, (tokens, speakers) in zip(self.teams, self._imitated[step, count], strict=True):
                 chosen = [i for i, role in enumerate(speakers) if team.assignment.roles.get(role) in members]
                 packed.append(tokens.pack(chosen, self.options.row_tokens, 1, few_shapes(self.options.microbatch_tokens)))
+                sizes.append(np.sum(tokens.size[np.asarray(chosen, int)]))
             program = _imitation(self.options, self._one.learners[leader].spec.config, self.mesh)
             self.policies[leader], figures = program(self.policies[leader], None, stacked_rows(packed), rates)
-            found.append(jax.device_get(figures))
+            found.append(jax.device_get(figures) | {"tokens": np.asarray(sizes)})
         return [{key: float(np.mean([x[key][n] for x in found])) for key in found[0]} for n in range(len(self))]
 
     def _demonstrations(self, step: int, count: int) -> list[tuple[Tokens, list[str]]]:
         run = _scripted_rollouts(self._one.game, self.mesh, count, self._one.script)
         keys = jnp.stack([team._warm_key for team in self.teams])
         none = {"": np.zeros(len(self))}  # a tree without leaves has no axis of teams
-        pools, _, _ = run(none, self._repeated(step * count, np.int32), keys, self._repeated(TRAIN, np.int32), self._repeated(0, np.int32))
+        numbers = [self._repeated(x, np.int32) for x in (step * count, TRAIN, 0)]
+        pools = jax.device_get(run(none, numbers[0], keys, *numbers[1:]).pool)
         out = []
-        for tokens, table in self._samples_of(pools):
+        for number in range(len(self)):
+            tokens, table = from_pool(jax.tree.map(lambda x, number=number: x[number], pools), self.options.minibatch)
             out.append((tokens, [self._one.roles[agent] if there else "" for agent, there in zip(table.agent, table.where)]))
         return out
 
@@ -135,9 +156,18 @@ class Sweep:
 
     # ------------------------------------------------------------------------------------------------ reinforcement
     def step(self, step: int, first: int, count: int, learning_rates: float | Sequence[float]) -> list[dict[str, Any]]:
-        """One rollout and one update of every team: its figures by name, those of models as `model/<name>/<figure>`.
+        """`play`, then `learn`: every team's figures by name, those of models as `model/<name>/<figure>`."""
+        batches = self.play(step, first, count)
+        figures = [dict(batch.figures) for batch in batches]
+        for one, updates in zip(figures, self.learn(batches, learning_rates), strict=True):
+            for name, found in updates.items():
+                one |= {f"model/{name}/{key}": x for key, x in found.items()}
+        return figures
 
-        Each team plays its own tasks `first ... first + count` of the training split. Rates are one for all teams, or one for each.
+    def play(self, step: int, first: int, count: int) -> list[Batch]:
+        """`Team.play` of every team, each on its own tasks `first ... first + count` of the training split.
+
+        Raises `RolloutError` if a team cannot play one instance.
         """
         roles = tuple(self._one.assignment.roles.items())
         configs = tuple((name, learner.config) for name, learner in self._one.learners.items())
@@ -145,78 +175,79 @@ class Sweep:
         params = {name: policy.params for name, policy in self.policies.items()}
         keys = jnp.stack([team._data_key for team in self.teams])
         numbers = [self._repeated(x, np.int32) for x in (first, TRAIN, step)]
-        pools, summary, _ = run(params, numbers[0], keys, *numbers[1:])
-        summary = jax.device_get(summary)
-        figures = [{name: float(x[n]) for name, x in summary.items()} for n in range(len(self))]
-        batches = [self._trained(tokens, table, step) for tokens, table in self._samples_of(pools)]
-        of_teams = [compute_advantages(self.options.recipe, *batch) for batch in batches]
+        played = jax.device_get(run(params, numbers[0], keys, *numbers[1:]))
+        batches = []
+        for number, team in enumerate(self.teams):
+            of_team = jax.tree.map(lambda x, number=number: x[number], played)
+            batches.append(team.batch_of(of_team, step, team.figures_of(of_team, step)))
+        return batches
+
+    def learn(
+        self, batches: Sequence[Batch], learning_rates: float | Sequence[float] | Mapping[str, float | Sequence[float]]
+    ) -> list[dict[str, dict[str, float]]]:
+        """`Team.learn` of every team on its batch of one step: metrics by model.
+
+        Rates are one for all teams, or one for each; models whose rates differ have them by name.
+        """
+        step = batches[0].step
+        samples = [(batch.tokens, team.learned_table(batch)) for team, batch in zip(self.teams, batches, strict=True)]
+        of_teams = [compute_advantages(self.options.recipe, *one) for one in samples]
+        for team, advantages in zip(self.teams, of_teams, strict=True):
+            team.advantages = np.asarray(advantages.estimates)
+        updates: list[dict[str, dict[str, float]]] = [{} for _ in self.teams]
         for name in self._one.assignment.training(step):
-            found = self._learn(name, step, batches, of_teams, self._repeated(learning_rates, np.float32))
-            for one, more in zip(figures, found, strict=True):
-                one |= {f"model/{name}/{key}": x for key, x in more.items()}
-        return figures
+            rates = learning_rates[name] if isinstance(learning_rates, Mapping) else learning_rates
+            found = self._learn(name, step, samples, of_teams, self._repeated(rates, np.float32))
+            for team, (_, table), update, figures in zip(self.teams, samples, updates, found, strict=True):
+                if np.any(table.where):
+                    update[name] = team.figures_of_update(name, figures, 0.0)
+                    team.learners[name].version += 1
+        return updates
 
-    def _samples_of(self, pools: Pool) -> list[tuple[Tokens, Samples]]:
-        """Each team's samples on the host."""
-        pools = jax.device_get(pools)
-        every = [jax.tree.map(lambda x, n=n: x[n], pools) for n in range(len(self))]
-        return [from_pool(pool, self.options.minibatch) for pool in every]
-
-    def _trained(self, tokens: Tokens, table: Samples, step: int) -> tuple[Tokens, Samples]:
-        """The samples, of which those of roles that train at this step count."""
-        assignment = self._one.assignment
-        trains = np.asarray([assignment.roles[role] in assignment.training(step) for role in self._one.roles])
-        table.where[:] &= trains[table.agent]
-        return tokens, columns_of(tokens, table)
-
-    def _learn(self, name: str, step: int, batches: list, of_teams: list, rates: np.ndarray) -> list[dict[str, float]]:
+    def _learn(self, name: str, step: int, samples: list, of_teams: list[Advantages], rates: np.ndarray) -> list[dict[str, float]]:
         """The update of one model of every team; see `Update`. A team without samples for a minibatch keeps its parameters there."""
         update, program = _update(self.options, self._one.learners[name].spec.config, self.mesh)
         plays = np.asarray([self._one.assignment.roles[role] == name for role in self._one.roles])
-        dealt = [self._minibatches(team, step, *batch, advantages, plays) for team, batch, advantages in zip(self.teams, batches, of_teams)]
-        longest = max(len(minibatches) for minibatches, _ in dealt)
+        teams = zip(self.teams, samples, of_teams, strict=True)
+        dealt = [self._dealt(team, step, *one, advantages, plays) for team, one, advantages in teams]
+        longest = max(1, *(len(one.minibatches) for one in dealt))  # one without samples gives the metrics their names
         params, old, parts = self.policies[name].params, [], []
-        packed = [self._packed(batches, of_teams, [m[k] if k < len(m) else [] for m, _ in dealt]) for k in range(longest)]
+        packed = [self._packed(samples, of_teams, [one.minibatch(k) for one in dealt]) for k in range(longest)]
         for rows, _, _ in packed[1:]:
             old.append(update._score_old((params, None), rows))
         for k, (rows, arrays, active) in enumerate(packed):
             arrays |= {"old": np.zeros(rows.targets.shape, np.float32) if k == 0 else old[k - 1]}
             scalars = {"kl_coef": self._repeated(0, np.float32), "first_step": self._repeated(k == 0)}
-            scales = np.asarray([s[k] if k < len(s) else 1.0 for _, s in dealt], np.float32)
+            scales = np.asarray([one.scales[k] if k < len(one.scales) else 1.0 for one in dealt], np.float32)
             self.policies[name], metrics, gap = program(active, self.policies[name], rows, arrays, scalars, scales, rates)
-            parts.append((metrics, gap, active))
-        return self._figures(jax.device_get(parts), of_teams)
+            parts.append((metrics, gap, active, fill_of(rows)))
+        bound = {"log_prob_gap_bound": log_prob_gap_bound(self._one.learners[name].config.compute_dtype)}
+        found = team_metrics(jax.device_get(parts), len(self))
+        return [one.metrics | figures | bound for one, figures in zip(dealt, found, strict=True)]
 
-    def _minibatches(self, team: CompiledTeam, step: int, tokens: Tokens, table: Samples, advantages, plays) -> tuple[list, list]:
-        """The samples of each optimizer step of one team, and the scale of each one's denominator."""
+    def _dealt(self, team: CompiledTeam, step: int, tokens: Tokens, table: Samples, advantages: Advantages, plays: np.ndarray) -> Dealt:
+        """The samples of each optimizer step of one team, and what is known of them before the first."""
         recipe, options = self.options.recipe, self.options
+        table = columns_of(tokens, table)
         order = by_identity(tokens, table)
         mine = order[(table.where & plays[table.agent])[order]]
         useful = mine[~advantages.zero_variance[mine]] if recipe.filter_zero_variance else mine
         seed = int(np.random.SeedSequence((team.seed, step)).generate_state(1)[0]) % 2**31
-        minibatches = minibatches_of(prompts_of(tokens, table, useful), options.minibatch, options.epochs, seed)
+        prompts = prompts_of(tokens, table, useful)
+        minibatches = minibatches_of(prompts, options.minibatch, options.epochs, seed)
         update, _ = _update(options, next(iter(self._one.learners.values())).spec.config, self.mesh)
-        return minibatches, update._denominator_scales(tokens, mine, minibatches)
+        metrics = advantages.metrics | tied_shares(table, advantages.zero_variance, len(plays)) | {"masked_truncated": 0.0}
+        metrics |= {"groups": float(len(prompts_of(tokens, table, mine))), "groups_with_signal": float(len(prompts))}
+        return Dealt(minibatches, update._denominator_scales(tokens, mine, minibatches), metrics)
 
-    def _packed(self, batches: list, of_teams: list, chosen: list[list[int]]) -> tuple[PackedRows, dict, np.ndarray]:
+    def _packed(self, samples: list, of_teams: list[Advantages], chosen: list[list[int]]) -> tuple[PackedRows, dict, np.ndarray]:
         """One minibatch of every team in rows: (rows, arrays beside them, which teams have samples)."""
         few = few_shapes(self.options.microbatch_tokens)
-        rows = [tokens.pack(some, self.options.row_tokens, 1, few) for (tokens, _), some in zip(batches, chosen, strict=True)]
+        rows = [tokens.pack(some, self.options.row_tokens, 1, few) for (tokens, _), some in zip(samples, chosen, strict=True)]
         worth = [per_sample(one, advantages.estimates) for one, advantages in zip(rows, of_teams, strict=True)]
         rows = stacked_rows(rows)
         advantages = np.stack([np.pad(x, [(0, rows.tokens.shape[1] - len(x)), (0, 0)]) for x in worth])
         return rows, {"advantages": advantages}, np.asarray([bool(some) for some in chosen])
-
-    def _figures(self, parts: list, of_teams: list) -> list[dict[str, float]]:
-        """Each team's metrics of an update: means over all of its minibatches, see `mean_metrics`."""
-        out = []
-        for number, advantages in enumerate(of_teams):
-            mine = [(metrics, gap) for metrics, gap, active in parts if active[number]]
-            picked = [jax.tree.map(lambda x, number=number: np.float64(x[number]), metrics) for metrics, _ in mine]
-            found = {name: float(x) for name, x in mean_metrics(picked).items()} if picked else {}
-            gaps = [float(gap[number]) for _, gap in mine]
-            out.append(dict(advantages.metrics) | found | {"log_prob_gap": max(gaps, default=0.0), "updates": float(len(mine))})
-        return out
 
     # ------------------------------------------------------------------------------------------------ evaluation
     def evaluate(self, split: str, tasks: int) -> list[Evaluation]:
@@ -227,7 +258,7 @@ class Sweep:
         params = {name: policy.params for name, policy in self.policies.items()}
         keys = jnp.stack([one._evaluation_key for one in self.teams])
         fixed = [self._repeated(x, np.int32) for x in (split_index(split), EVALUATION)]
-        chunks = [jax.device_get(run(params, self._repeated(at, np.int32), keys, *fixed)[2]) for at in range(0, tasks, count)]
+        chunks = [jax.device_get(run(params, self._repeated(at, np.int32), keys, *fixed).rollout.episodes) for at in range(0, tasks, count)]
         ended = jax.tree.map(lambda *x: np.concatenate(x, axis=1)[:, :tasks, 0], *chunks)
         return [self._evaluation(split, jax.tree.map(lambda x, n=n: x[n], ended)) for n in range(len(self))]
 
@@ -239,6 +270,24 @@ class Sweep:
         ]
         seats = dict.fromkeys(self._one.roles, "trained")
         return Evaluation(split, seats, 0.0, self._one.headline, tuple(outcomes), {})
+
+
+def fill_of(rows: PackedRows) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of every team's rows, and how many their rows could hold: what `packing` is the share of. `[teams]` each."""
+    return np.count_nonzero(rows.segments, axis=(1, 2)), np.count_nonzero(rows.length[:, :, 0], axis=1) * rows.tokens.shape[2]
+
+
+def team_metrics(parts: list[tuple], teams: int) -> list[dict[str, float]]:
+    """Each team's metrics of an update: means over its own minibatches, see `mean_metrics`; zeros for a team that has none."""
+    out = []
+    for number in range(teams):
+        mine = [(metrics, gap) for metrics, gap, active, _ in parts if active[number]]
+        picked = [jax.tree.map(lambda x, number=number: np.float64(x[number]), metrics) for metrics, _ in mine]
+        found = {name: float(x) for name, x in mean_metrics(picked).items()} if picked else dict.fromkeys(parts[0][0], 0.0)
+        gap = max((float(gap[number]) for _, gap in mine), default=0.0)
+        tokens, room = (sum(int(fill[k][number]) for *_, fill in parts) for k in (0, 1))
+        out.append(found | {"log_prob_gap": gap, "updates": float(len(mine)), "packing": tokens / max(room, 1)})
+    return out
 
 
 def check_alike(teams: Sequence[CompiledTeam]) -> None:
@@ -269,6 +318,7 @@ def check_alike(teams: Sequence[CompiledTeam]) -> None:
         "replays (returns='counterfactual')": recipe.returns == "counterfactual",
         "adapters or options of one model's own": bool(extra),
         "models on devices of their own": one.split,
+        "tasks that are played in place of others (refills)": bool(one.refills.limit),
     }
     if found := [reason for reason, there in reasons.items() if there]:
         raise SweepError(f"a sweep cannot have {found[0]}: train these teams one by one")

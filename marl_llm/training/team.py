@@ -235,10 +235,7 @@ class Team(abc.ABC):
         names, recipe = self.assignment.training(batch.step), self.options.recipe
         if not np.any(batch.table.where):
             return {}
-        check_rewards(batch.table)
-        table = self._permuted(batch.table, batch.step) if self.permute_rewards else batch.table
-        self._warn_of_unread(table)
-        self._warn_of_opponents(table)
+        table = self.learned_table(batch)
         plays = {name: np.asarray([self.assignment.roles[role] == name for role in self.roles]) for name in names}
         advantages = None
         if not self.options.has_critic:
@@ -269,10 +266,7 @@ class Team(abc.ABC):
             return self.learners[name].learn(*of_step, plays[name], *rates[name], seed, advantages, self.kl_coef[name])
 
         for name, found in at_once(self.parts, names, learn).items():
-            found["clip_fraction"] = found.get("clip_low", 0.0) + found.get("clip_high", 0.0)
-            found["staleness"] = staleness(batch, plays[name], versions[name])
-            figures[name] = by_role(found, self.roles)
-            figures[name]["kl_coef"] = self.kl_coef[name]
+            figures[name] = self.figures_of_update(name, found, staleness(batch, plays[name], versions[name]))
             self._steer(name, found, int(np.sum(table.where & plays[name][table.agent])))
             if recipe.advantage_estimator == "ema":
                 figures[name] |= {f"running_mean/{role}": float(x) for role, x in zip(self.roles, self.running, strict=True)}
@@ -280,6 +274,19 @@ class Team(abc.ABC):
             figures[name] |= self._correct(name, *batch.corrected, rates[name][0])
         self._serve(names)
         return figures
+
+    def learned_table(self, batch: Batch) -> Samples:
+        """The columns of a batch that an update reads. Raises for rewards that are not finite."""
+        check_rewards(batch.table)
+        table = self._permuted(batch.table, batch.step) if self.permute_rewards else batch.table
+        self._warn_of_unread(table)
+        self._warn_of_opponents(table)
+        return table
+
+    def figures_of_update(self, name: str, found: Mapping[str, float], stale: float) -> dict[str, float]:
+        """An update's metrics as `learn` returns them; `stale` is how many updates ago its samples were drawn."""
+        clipped = found.get("clip_low", 0.0) + found.get("clip_high", 0.0)
+        return by_role(found, self.roles) | {"clip_fraction": clipped, "staleness": stale, "kl_coef": self.kl_coef[name]}
 
     def _steer(self, name: str, found: Mapping[str, float], samples: int) -> None:
         """Moves a model's β by the KL that its update measured. A model of which no sample was scored has measured none."""

@@ -80,8 +80,8 @@ def test_a_rate_of_zero_leaves_its_team_as_it_began(both):
 def test_figures_of_a_sweep_are_those_of_each_team(both):
     _, _, found, _ = both
     for one, other in zip(found["alone"], found["swept"], strict=True):
-        for name in ("success", "turns", "samples", "model/one/loss", "model/two/grad_norm", "model/one/updates", "model/two/entropy"):
-            assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+        assert other == pytest.approx(one, rel=2e-3, abs=1e-5)
+    assert one["model/one/groups_with_signal"] > 0
 
 
 def test_evaluations_of_a_sweep_are_those_of_each_team(both):
