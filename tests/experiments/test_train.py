@@ -104,7 +104,7 @@ class FakeTeam:
 
     def learn(self, batch, rate, critic_rate=None):
         self.log.append(("learn", batch.step, rate))
-        self.now = {name: TrainState({"w": p.params["w"] + 1}, p.optimizer) for name, p in self.now.items()}
+        self.now = {name: TrainState({"w": p.params["w"] + 1}, p.opt_state) for name, p in self.now.items()}
         call = next(self.calls)
         return {name: GOOD | self.figures_of(name, call) for name in self.trained}
 
@@ -131,7 +131,7 @@ def run(monkeypatch):
 
     def once(config, path, figures_of=lambda model, call: {}, game_dir=None):
         let_go()
-        monkeypatch.setattr(train_run, "build_team", lambda plan, config, mesh: teams.append(FakeTeam(plan, figures_of)) or teams[-1])
+        monkeypatch.setattr(train_run, "build_team", lambda plan, config, mesh, **_: teams.append(FakeTeam(plan, figures_of)) or teams[-1])
         results = train_run.train_run(config, path, train_run.Launch("letters.py", "", game_dir))
         return results, teams[-1] if teams else None
 
