@@ -172,7 +172,7 @@ def test_flags_reach_world_recipe_and_optimizer(capsys):
     config = read_flags(one, "--config.game.worlds=1", "--config.assignment=shared", "--config.recipe.group_size=3")
     plan = resolve(config)
     assert (plan.recipe.group_size, plan.assignment.trained, set(plan.assignment.roles.values())) == (3, ("shared",), {"shared"})
-    for flag, meant in (("game.wrlds=1", "'environments'?"), ("rollout.task=1", "'tasks'?"), ("modle.preset=x", "'model'?")):
+    for flag, meant in (("game.wrlds=1", "'worlds'?"), ("rollout.task=1", "'tasks'?"), ("modle.preset=x", "'model'?")):
         with pytest.raises(SystemExit):
             read_flags(one, f"--config.{flag}")
         assert meant in capsys.readouterr().err

@@ -104,7 +104,7 @@ def test_a_run_that_is_writing_is_followed_and_a_rewritten_file_is_read_again(fo
 def test_the_server_answers_with_the_page_and_compressed_data_and_refuses_other_hosts(server):
     page, headers = get(server, "")
     assert b"<main" in page
-    assert "script-src 'self'" in headers["Content-Security-TrainState"]
+    assert "script-src 'self'" in headers["Content-Security-Policy"]
     body, headers = get(server, "api/plays?run=0", **{"Accept-Encoding": "gzip"})
     assert headers["Content-Encoding"] == "gzip"
     assert len(json.loads(gzip.decompress(body))) == 4
