@@ -21,7 +21,7 @@ import pytest
 import marl_llm as ml
 from marl_llm.__main__ import COMMANDS, with_config
 from marl_llm.games import find_game
-from marl_llm.runs.base import model_section
+from marl_llm.runs.base import model_section, teacher_section
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -201,6 +201,8 @@ def wrong_option(config, path):
         return None
     if section == "models":
         section, config, rest = "model", {"model": model_section()}, rest[1:]
+    if section == "teachers":
+        section, config, rest = "teacher", {"teacher": teacher_section()}, rest[1:]
     if section not in config:
         return f"no option {section}"
     return None if not rest or rest[0] in config[section] else f"config.{section} has no {rest[0]}"
@@ -234,8 +236,8 @@ def test_commands_name_modules_configs_variants_flags_and_options_that_exist(pag
             continue
         path, _, variant = where.partition(":")
         assert (ROOT / path).is_file(), line
-        if path.endswith(("/game.py", "/smol_game.py")):
-            continue  # a file of the reader's own
+        if path.endswith(("/game.py", "/smol_game.py", "/distill.py")):
+            continue  # a file, or a run directory, of the reader's own
         config = importlib.import_module(path.removesuffix(".py").replace("/", ".")).get_config(variant or None)
         if game := next((value for flag, _, value in given if flag == "config.game.name"), None):
             config.game.name = game
@@ -249,6 +251,8 @@ def test_a_command_with_a_fault_is_found():
     assert wrong_option(config, "recipe.alpha") is None
     assert "no option tasks" in wrong_option(config, "game.tasks")
     assert "no alfa" in wrong_option(config, "recipe.alfa")
+    assert wrong_option(config, "teachers.tool.run") is None
+    assert "no rnu" in wrong_option(config, "teachers.tool.rnu")
     assert wrong_flags("marl_llm.cli.check", ["option", "optoin"]) == ["optoin"]
     assert wrong_flags("experiments.train", ["dry_run", "dryrun"]) == ["dryrun"]
     assert list(commands("A=1 python -m a --b=c && python -m d   # e")) == [("a", ["--b=c"]), ("d", [])]
