@@ -27,6 +27,7 @@ from marl_llm.runs.measuring import (
     late_tasks,
     measure,
     page_text,
+    signal_watch,
     tables,
 )
 from marl_llm.runs.run_files import RunFiles
@@ -164,7 +165,7 @@ def make_watches(run: TrainingRun, compilations: Any) -> Watches:
     return Watches(
         CoachWatch(note),
         AbortedWatch(run.config.rollout.aborted_limit),
-        SignalWatch(note, plan.recipe.reward_of, any(options.get("path") for options in plan.options.values())),
+        signal_watch(plan, note),
         Alarms(run.state["silent"], note),
         ProgramWatch(note),
         compilations,

@@ -57,18 +57,19 @@ class SignalWatch:
       say: where a line goes.
       reward_of: (team pay, own pay) -> what a sample trains on.
       stops: whether the run ends when `NO_SIGNAL` samples have earned the same.
+      rewarded: whether any model learns from rewards; if none does, equal ones are no news.
 
     Raises `TrainingError` from `look`.
     """
 
-    def __init__(self, say: Callable[[str], None], reward_of: Callable, stops: bool):
-        self._say, self._reward_of, self._stops = say, reward_of, stops
+    def __init__(self, say: Callable[[str], None], reward_of: Callable, stops: bool, rewarded: bool = True):
+        self._say, self._reward_of, self._stops, self._rewarded = say, reward_of, stops, rewarded
         self._pays: set[float] = set()
         self._samples, self._told = 0, False
 
     def look(self, step: int, batch: Any) -> None:
         """Looks at a step's batch, until two samples earned different rewards."""
-        if len(self._pays) > 1:
+        if len(self._pays) > 1 or not self._rewarded:
             return
         pays = self._reward_of(batch.table.team, batch.table.local)[batch.table.where]
         self._pays.update(pays.tolist())
@@ -83,6 +84,13 @@ class SignalWatch:
             if stops:
                 raise TrainingError(f"{line}; `python -m marl_llm profile` counts what is paid")
             self._say(line)
+
+
+def signal_watch(plan: Any, say: Callable[[str], None]) -> SignalWatch:
+    """The watch of a run: one of checkpoints ends without signal, unless a teacher gives one (`distill_coef`)."""
+    recipes = plan.recipes.values()
+    stops = any(options.get("path") for options in plan.options.values()) and not any(recipe.distill_coef for recipe in recipes)
+    return SignalWatch(say, plan.recipe.reward_of, stops, any(recipe.policy_coef for recipe in recipes))
 
 
 def said_by_roles(rollout: Any) -> str:

@@ -78,7 +78,7 @@ class Plan:
     def unguided(self, config: config_dict.ConfigDict) -> str:
         """A note for a run that begins with random models although there is a scripted player to imitate; else the empty string."""
         w, options = config.sft, [self.options[name] for name in self.assignment.trained]
-        if w.steps or w.run or w.models or self.game.script is None or all("path" in one for one in options):
+        if w.steps or w.run or w.models or config.teachers or self.game.script is None or all("path" in one for one in options):
             return ""
         return (
             "note: no supervised warm-up (config.sft.steps=0), although this game has a scripted player to imitate. A model with "

@@ -304,11 +304,16 @@ class Team(abc.ABC):
         found = self.learners[name].correct(tokens, chosen, self.corrections * learning_rate) if chosen else {"loss": 0.0}
         return {"corrected": float(len(chosen)), "corrected_loss": float(found["loss"])}
 
+    @property
+    def _rewarded(self) -> bool:
+        """Whether a model learns from rewards, and not from teachers alone."""
+        return any(self.learners[name].options.recipe.policy_coef for name in self.trained)
+
     def _warn_of_unread(self, table: Samples) -> None:
         """Says once which pay the recipe leaves out: a team whose rewards nobody reads would train on nothing, without a word."""
         recipe = self.options.recipe
         left_out = {"team": "local", "local": "team"}.get(recipe.rewards)
-        if left_out is None or self._warned:
+        if left_out is None or self._warned or not self._rewarded:
             return
         paid = np.unique(table.agent[table.where & (getattr(table, left_out) != 0)])
         if paid.size:
@@ -324,7 +329,7 @@ class Team(abc.ABC):
         recipe = self.options.recipe
         summed = recipe.returns in ("to_go", "to_go_mean") and recipe.scope != "agent"
         shared = summed or recipe.returns in ("outcome", "outcome_plus_local", "trajectory", "counterfactual")
-        if not shared or recipe.rewards == "local" or self._warned_of_opponents:
+        if not shared or recipe.rewards == "local" or self._warned_of_opponents or not self._rewarded:
             return
         paid = table.where if table.team_where is None else table.where & table.team_where
         ends = [set(zip(table.trajectory[paid & x], table.agent[paid & x])) for x in (table.team > 0, table.team < 0)]

@@ -1,5 +1,6 @@
 """A start of which every sample earns the same is told before the first update, and ends a run of checkpoints."""
 
+import contextlib
 import types
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from marl_llm.algorithms import make_recipe
 from marl_llm.runs.command import TrainingError
-from marl_llm.runs.measuring import NO_SIGNAL, SignalWatch
+from marl_llm.runs.measuring import NO_SIGNAL, SignalWatch, signal_watch
 
 RECIPE = make_recipe("grpo")
 
@@ -42,6 +43,20 @@ def test_a_run_of_checkpoints_ends_when_enough_samples_earned_the_same():
     assert len(lines) == 1
     with pytest.raises(TrainingError, match=rf"step 2: all {NO_SIGNAL} samples so far earned 0\.5.*profile"):
         watch.look(2, batch([0.5]))
+
+
+@pytest.mark.parametrize(
+    ("loss", "lines", "ends"),
+    [({}, 1, True), ({"distill_coef": 0.5}, 1, False), ({"distill_coef": 0.5, "policy_coef": 0.0}, 0, False)],
+    ids=["rewards", "rewards and a teacher", "a teacher alone"],
+)
+def test_equal_rewards_do_not_end_a_run_that_learns_from_a_teacher(loss, lines, ends):
+    recipe, said = make_recipe("grpo", **loss), []
+    watch = signal_watch(types.SimpleNamespace(recipe=recipe, recipes={"a": recipe}, options={"a": {"path": "x"}}), said.append)
+    watch.look(1, batch([0.0]))
+    assert len(said) == lines
+    with pytest.raises(TrainingError) if ends else contextlib.nullcontext():
+        watch.look(2, batch([0.0] * NO_SIGNAL))
 
 
 @pytest.mark.parametrize(
