@@ -68,6 +68,16 @@ FAULTS = {
         "a team of checkpoints takes all devices": ("else 1 if one else there", "else there"),
         "only the common model's checkpoint counts": ("sections = (config.model, *config.models.values())", "sections = (config.model,)"),
     },
+    ("marl_llm/runs/teachers.py", "tests/runs/test_teachers.py"): {
+        "each role reads its teacher again": ("sources.setdefault(source.identity, source)", "source"),
+        "a run goes on with its teacher's newest checkpoint": (" if recorded is None else recorded", ""),
+        "a teacher's adapters are left out": ("return merge(frozen_base(shape, spec.params, mesh), adapters, spec.lora)", "return spec.params"),
+        "a teacher's tokens are not compared": ("(difference := vocabulary_difference(source.tokenizer, own))", '(difference := "")'),
+        "a teacher's run is trusted": ("read_config(directory, trust.asked())", "read_config(directory, True)"),
+    },
+    ("marl_llm/runs/measuring.py", "tests/experiments/test_signal_watch.py"): {
+        "equal rewards end a run that has a teacher": (" and not any(recipe.distill_coef for recipe in recipes)", ""),
+    },
     (R + "learner.py", T + "test_copies.py"): {
         "a base that lies right is copied all the same": ("        return placed\n", "        pass\n"),
     },
