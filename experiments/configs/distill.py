@@ -26,7 +26,7 @@ def get_config(arg=None):
     team = read_config(run, trust.asked())
     with resolve(team, game_dir_of(run)) as plan:
         roles, options = list(plan.assignment.roles), plan.options[plan.assignment.trained[0]]
-    c = base_config("distill", game=team.game.name, recipe="grpo", game_dir=game_dir_of(run))
+    c = base_config("distill", game=team.game.name, recipe="reinforce_pp", game_dir=game_dir_of(run))
     for key in KEPT:
         c[key].update(given(team[key]))
     c.update(assignment="shared", hosted=team.hosted, stacked_layers=team.stacked_layers, quick_compile=team.quick_compile)
@@ -34,7 +34,7 @@ def get_config(arg=None):
         c.model.update(kind="trained", path=options["path"], lora_rank=options.get("lora_rank"))
     else:
         c.model.update(kind="trained", preset="nano", lora_rank=None)
-    c.recipe.update(group_size=4, policy_coef=0.0, distill_coef=1.0, loss_aggregation="token_mean")
+    c.recipe.update(policy_coef=0.0, distill_coef=1.0)  # one play of a task is enough: nothing is compared
     c.steps = 300
     for role in roles:
         c.teachers[role] = teacher_section(run=str(run))
