@@ -68,7 +68,7 @@ FAULTS = {
         "a team of checkpoints takes all devices": ("else 1 if one else there", "else there"),
         "only the common model's checkpoint counts": ("sections = (config.model, *config.models.values())", "sections = (config.model,)"),
     },
-    ("marl_llm/runs/teachers.py", "tests/runs/test_teachers.py"): {
+    ("marl_llm/runs/teachers.py", "tests/runs/test_configured_teachers.py"): {
         "each role reads its teacher again": ("sources.setdefault(source.identity, source)", "source"),
         "a run goes on with its teacher's newest checkpoint": (" if recorded is None else recorded", ""),
         "a teacher's adapters are left out": ("return merge(frozen_base(shape, spec.params, mesh), adapters, spec.lora)", "return spec.params"),
