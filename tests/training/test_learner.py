@@ -81,7 +81,7 @@ def test_d5_the_memory_of_the_warm_up_ends_with_it(learners):
     learner = learners[0]
     fresh = learner.policy.opt_state
     warm = shifted(learner.policy.params, 1.0)
-    learner.trained = learner.trained._replace(policy=learner.policy._replace(params=warm, optimizer=shifted(fresh, 3)))
+    learner.trained = learner.trained._replace(policy=learner.policy._replace(params=warm, opt_state=shifted(fresh, 3)))
     learner.start_rl()
     assert same(learner.policy.opt_state, fresh)
     assert same(learner.policy.params, warm)
