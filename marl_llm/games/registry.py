@@ -37,7 +37,7 @@ from marl_llm.games.shapes import check_shapes
 from marl_llm.hints import meant
 from marl_llm.workflows import Environment
 
-_WORLD = re.compile(r"^def ([a-z]\w*)\((?:(?!^def )[\s\S])*?\) -> Environment:", re.MULTILINE)
+_ENVIRONMENT = re.compile(r"^def ([a-z]\w*)\((?:(?!^def )[\s\S])*?\) -> Environment:", re.MULTILINE)
 
 
 def _environments_here() -> dict[str, str]:
@@ -45,7 +45,7 @@ def _environments_here() -> dict[str, str]:
     found = {}
     for file in sorted(pathlib.Path(__file__).parent.glob("*/*.py")):
         if ") -> Environment:" in (source := file.read_text(encoding="utf-8")):
-            found |= dict.fromkeys(_WORLD.findall(source), f"{file.parent.name}.{file.stem}")
+            found |= dict.fromkeys(_ENVIRONMENT.findall(source), f"{file.parent.name}.{file.stem}")
     return found
 
 
