@@ -276,4 +276,5 @@ class Events:
 
 
 def error_of(message: str) -> dict[str, Any]:
+    """The body of a refusal, as OpenAI's clients read it."""
     return {"error": {"message": message, "type": "invalid_request_error"}}
