@@ -8,6 +8,7 @@ Command:   pip install 'marl_llm[smol,tools]'
            ... --config.assignment=shared                  one adapter for both
 Expected:  F1 .009 -> .891 on 64 held-out questions (seed 0); one core, 37 min, 2.84 GiB. The searcher learns in 12 steps, the
            answerer in 24. Seed 1: .009 -> .194; its answerer repeats the right name up to its budget.
+           Both were trained while a repeated name was paid again; with today's reward no seed has been trained to the end.
 Hardware:  two CPU cores, float32.
 """
 
