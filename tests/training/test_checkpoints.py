@@ -190,7 +190,7 @@ def test_a_failed_save_whose_threads_still_write_leaves_nothing(saved, monkeypat
 
     def late(folder):
         for i in range(40):
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile: made anew in the next round
+            with contextlib.suppress(FileNotFoundError, FileExistsError):  # removed meanwhile: made anew in the next round
                 folder.mkdir(parents=True, exist_ok=True)
                 for j in range(20):
                     (folder / f"{i}.{j}").write_text("")
