@@ -90,19 +90,11 @@ class Pool(NamedTuple):
 
     ids: Int[Array, "X"]
     log_probs: Float[Array, "Y"]
+    kept_ids: Int[Array, "Y M"] | None
     prompt_size: Int[Array, "G"]
     size: Int[Array, "G K"]
     fingerprint: UInt[Array, "2 G"]
-    team: Float[Array, "G K"]
-    local: Float[Array, "G K"]
-    instance: Int[Array, "G"]
-    agent: Int[Array, "G"]
-    turn: Int[Array, "G"]
-    play: Int[Array, "G"]
-    where: Bool[Array, "G"]
-    kept_ids: Int[Array, "Y M"] | None
-    truncated: Bool[Array, "G K"] | None
-    credit: Float[Array, "G"] | None
+    rows: Rows  # without what stands above
 
 
 def buffer_sizes(game: Game) -> tuple[int, int]:
@@ -119,12 +111,13 @@ def rows_from(game: Game, tables: dict[str, Table], instance: Int[Array, "E"]) -
         table = flatten_rows(pad_to(tables[name], prompt_tokens, response_tokens, k, game.tokenizer.pad_id))
         grid = jnp.meshgrid(jnp.arange(t), instance, jnp.arange(b), indexing="ij")
         turn, number, play = (x.reshape(-1).astype(jnp.int32) for x in grid)
+        responses, rewards, credit = table.responses, table.rewards, table.credit
         parts.append(
             Rows(
-                *table.prompt, table.responses.tokens, table.responses.where, table.responses.sampled_log_probs,
-                table.rewards.team, table.rewards.local, number, jnp.full_like(number, agent), turn, play,
-                table.where if table.credit is None else table.where & table.credit.replayed, table.responses.kept_ids,
-                table.responses.truncated, None if table.credit is None else table.credit.gained,
+                *table.prompt, responses.tokens, responses.where, responses.sampled_log_probs, rewards.team, rewards.local,
+                instance=number, agent=jnp.full_like(number, agent), turn=turn, play=play,
+                where=table.where if credit is None else table.where & credit.replayed, kept_ids=responses.kept_ids,
+                truncated=responses.truncated, credit=None if credit is None else credit.gained,
             )
         )  # fmt: skip
     return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
@@ -145,15 +138,13 @@ def fingerprint(prompt: Int[Array, "G P"], where: Bool[Array, "G P"]) -> UInt[Ar
 def pooled(rows: Rows) -> Pool:
     """See `Pool`; inside jit."""
     return Pool(
-        jnp.concatenate([rows.prompt.reshape(-1), rows.tokens.reshape(-1)]),
-        rows.log_probs.reshape(-1),
-        jnp.sum(rows.prompt_where, axis=-1, dtype=jnp.int32),
-        jnp.sum(rows.token_where, axis=-1, dtype=jnp.int32),
-        fingerprint(rows.prompt, rows.prompt_where),
-        *rows[5:-3],
-        None if rows.kept_ids is None else rows.kept_ids.reshape(-1, rows.kept_ids.shape[-1]),
-        rows.truncated,
-        rows.credit,
+        ids=jnp.concatenate([rows.prompt.reshape(-1), rows.tokens.reshape(-1)]),
+        log_probs=rows.log_probs.reshape(-1),
+        kept_ids=None if rows.kept_ids is None else rows.kept_ids.reshape(-1, rows.kept_ids.shape[-1]),
+        prompt_size=jnp.sum(rows.prompt_where, axis=-1, dtype=jnp.int32),
+        size=jnp.sum(rows.token_where, axis=-1, dtype=jnp.int32),
+        fingerprint=fingerprint(rows.prompt, rows.prompt_where),
+        rows=rows._replace(prompt=None, prompt_where=None, tokens=None, token_where=None, log_probs=None, kept_ids=None),
     )
 
 
@@ -161,10 +152,11 @@ def from_pool(pool: Pool, minibatch: int) -> tuple[Tokens, Samples]:
     """Tokens and columns of a compiled rollout, S = G K. Ids stay where they are; `minibatch`: prompts that share packed rows."""
     ids, log_probs = pool.ids, pool.log_probs
     small = jax.device_get(pool._replace(ids=None, log_probs=None, kept_ids=None))
+    rows = small.rows
     g, k = small.size.shape
     r = log_probs.shape[0] // (g * k)
     p = (ids.shape[0] - log_probs.shape[0]) // g
-    plays = k * (int(small.play.max()) + 1)  # responses that may share a prompt
+    plays = k * (int(rows.play.max()) + 1)  # responses that may share a prompt
 
     def spread(x):
         return np.repeat(x, k)
@@ -181,20 +173,19 @@ def from_pool(pool: Pool, minibatch: int) -> tuple[Tokens, Samples]:
         shape=RowShape(min(minibatch, g), p + plays * r, plays * r, plays),
         kept_ids=pool.kept_ids,
     )  # fmt: skip
-    trajectory = _dense(small.instance, small.play)
     table = Samples(
-        instance=spread(small.instance),
-        env=spread(_dense(small.instance, small.play, small.turn, small.agent)),
-        agent=spread(small.agent),
-        turn=spread(small.turn),
-        trajectory=spread(trajectory),
-        team=small.team.reshape(-1),
-        local=small.local.reshape(-1),
-        where=spread(small.where) & (tokens.size > 0),
-        credit=None if small.credit is None else spread(small.credit),
-        order=spread(small.turn * (small.agent.max() + 1) + small.agent),
+        instance=spread(rows.instance),
+        env=spread(_dense(rows.instance, rows.play, rows.turn, rows.agent)),
+        agent=spread(rows.agent),
+        turn=spread(rows.turn),
+        trajectory=spread(_dense(rows.instance, rows.play)),
+        team=rows.team.reshape(-1),
+        local=rows.local.reshape(-1),
+        where=spread(rows.where) & (tokens.size > 0),
+        credit=None if rows.credit is None else spread(rows.credit),
+        order=spread(rows.turn * (rows.agent.max() + 1) + rows.agent),
         tokens=tokens.size,
-        truncated=None if small.truncated is None else small.truncated.reshape(-1),
+        truncated=None if rows.truncated is None else rows.truncated.reshape(-1),
         prompt_ids=tokens.prompt,
     )
     return tokens, table
@@ -209,10 +200,10 @@ def from_table(table: SampleTable, budgets: Int[np.ndarray, "N"] | None = None) 
     """Tokens and columns of the rows of a hosted rollout that are trained on; `budgets`: the most tokens that each agent may say."""
     keep = [number for number, sample in enumerate(table.samples) if sample.where]
     chosen = [table[number] for number in keep]
-    said = [TokenSample(s.prompt_ids, s.response_ids, table.log_probs(n), s.name, s.call.kept_ids) for n, s in zip(keep, chosen)]
-    tokens = Tokens.of(said)
-    every = table.to_samples()
-    columns = {f.name: getattr(every, f.name) for f in dataclasses.fields(Samples)}
+    samples = [TokenSample(s.prompt_ids, s.response_ids, table.log_probs(n), s.name, s.call.kept_ids) for n, s in zip(keep, chosen)]
+    tokens = Tokens.of(samples)
+    all_columns = table.to_samples()
+    columns = {f.name: getattr(all_columns, f.name) for f in dataclasses.fields(Samples)}
     columns = {name: np.asarray(x)[keep] for name, x in columns.items() if x is not None}
     truncated = np.asarray([s.call.truncated for s in chosen], bool)
     columns |= {"instance": np.asarray([s.instance for s in chosen], np.int32), "truncated": truncated}
@@ -242,9 +233,9 @@ def rows_of(table: Samples, index: np.ndarray, size: int) -> Samples:
 
 def demonstrations(table: SampleTable) -> tuple[Tokens, list[str]]:
     """Tokens of scripted players' calls that kept the format, and the role that spoke each: data for a supervised warm-up."""
-    said = [s for s in table.samples if s.call.log_probs is None and s.call.tokens.size and s.excluded != "aborted" and s.call.legal]
-    silent = [TokenSample(s.prompt_ids, s.response_ids, np.zeros(s.response_ids.size, np.float32), s.name) for s in said]
-    return Tokens.of(silent), [s.call.role for s in said]
+    spoken = [s for s in table.samples if s.call.log_probs is None and s.call.tokens.size and s.excluded != "aborted" and s.call.legal]
+    silent = [TokenSample(s.prompt_ids, s.response_ids, np.zeros(s.response_ids.size, np.float32), s.name) for s in spoken]
+    return Tokens.of(silent), [s.call.role for s in spoken]
 
 
 __all__ = [

@@ -163,10 +163,10 @@ class Tokens:
 
     def families(self, chosen: Sequence[int] | np.ndarray) -> list[list[int]]:
         """The chosen samples that have the same prompt ids, together, in the order of their first appearance."""
-        out: dict[int, list[int]] = {}
+        families: dict[int, list[int]] = {}
         for i in map(int, chosen):
-            out.setdefault(int(self.prompt[i]), []).append(i)
-        return list(out.values())
+            families.setdefault(int(self.prompt[i]), []).append(i)
+        return list(families.values())
 
     def plan(self, chosen: Sequence[int] | np.ndarray, row_tokens: int, targets: int | None = None) -> list[list[list[int]]]:
         """Which of the chosen samples lie in which row: rows of families of sample numbers. `targets`: most response tokens of a row.
@@ -238,48 +238,36 @@ class Tokens:
         def make(width, fill=0):
             return np.full((devices * each, width), fill, np.int32)
 
-        plan = _Plan(make(length, -1), make(length), make(length), make(length), make(q), make(q, -1), make(n, -1), make(n), make(n))
+        plan = PackedRows(  # `tokens` and `targets` say where the ids lie, -1 for padding
+            tokens=make(length, -1), positions=make(length), segments=make(length), branches=make(length), predict=make(q),
+            targets=make(q, -1), log_probs=None, sample=make(n, -1), first=make(n), length=make(n),
+        )  # fmt: skip
         offset = self.ids.shape[0] - self.log_probs.shape[0]
         for place, b in enumerate(order):
             self._fill(plan, place % devices * each + place // devices, rows[b], offset)
         gather = _gather.__wrapped__ if isinstance(self.ids, np.ndarray) else _gather
-        tokens, targets, log_probs, kept_ids = gather(self.ids, self.log_probs, self.kept_ids, plan.source, plan.answer, offset)
-        return PackedRows(tokens, *plan[1:5], targets, log_probs, *plan[6:], kept_ids)
+        return plan._replace(**gather(self.ids, self.log_probs, self.kept_ids, plan.tokens, plan.targets, offset))
 
-    def _fill(self, out: _Plan, b: int, row: list[list[int]], offset: int) -> None:
-        """Writes one row of families in place."""
+    def _fill(self, out: PackedRows, b: int, row: list[list[int]], offset: int) -> None:
+        """Writes one row of families into the plan `out`: where its ids lie, and the columns that need lengths only."""
         at = answer = number = 0
         for segment, family in enumerate(row, start=1):
             p, start, total = int(self.prompt_size[family[0]]), at, self._length(family)
             out.segments[b, start : start + total] = segment
-            out.source[b, start : start + p] = np.arange(p) + self.prompt_at[family[0]]
+            out.tokens[b, start : start + p] = np.arange(p) + self.prompt_at[family[0]]
             out.positions[b, start : start + p] = np.arange(p)
             at += p
             for i in family:
                 r, here = int(self.size[i]), int(self.response_at[i])
                 steps = np.arange(r)
-                out.source[b, at : at + r] = steps + offset + here
+                out.tokens[b, at : at + r] = steps + offset + here
                 out.positions[b, at : at + r] = p + steps
                 out.branches[b, at : at + r] = number + 1
                 out.predict[b, answer] = start + p - 1
                 out.predict[b, answer + 1 : answer + r] = steps[1:] + at - 1
-                out.answer[b, answer : answer + r] = steps + here
+                out.targets[b, answer : answer + r] = steps + here
                 out.sample[b, number], out.first[b, number], out.length[b, number] = i, answer, r
                 at, answer, number = at + r, answer + r, number + 1
-
-
-class _Plan(NamedTuple):
-    """`PackedRows` before the ids are filled in: `source [B, L]` and `answer [B, Q]` say where they lie, -1 for padding."""
-
-    source: np.ndarray
-    positions: np.ndarray
-    segments: np.ndarray
-    branches: np.ndarray
-    predict: np.ndarray
-    answer: np.ndarray
-    sample: np.ndarray
-    first: np.ndarray
-    length: np.ndarray
 
 
 def _kept(samples: Sequence[TokenSample]) -> Int[np.ndarray, "Y M"]:
@@ -291,19 +279,24 @@ def _kept(samples: Sequence[TokenSample]) -> Int[np.ndarray, "Y M"]:
 
 
 @functools.partial(jax.jit, static_argnums=5)
-def _gather(ids, log_probs, kept_ids, source, answer, offset):
-    """(row ids, targets, log-probs, kept ids), gathered where they lie: NumPy of NumPy arrays, JAX under jit."""
+def _gather(ids, log_probs, kept_ids, token_places, target_places, offset):
+    """Columns of `PackedRows` that hold ids and log-probs, gathered where they lie: NumPy of NumPy arrays, JAX under jit."""
     xp = np if isinstance(ids, np.ndarray) else jnp
 
-    def take(pool, at, shift=0, fill=0):
-        if pool is None:
+    def take(values, places, shift=0, fill=0):
+        if values is None:
             return None
-        if not pool.shape[0]:
-            return xp.full(at.shape + pool.shape[1:], fill, pool.dtype)
-        there = (at >= 0).reshape(at.shape + (1,) * (pool.ndim - 1))
-        return xp.where(there, pool[xp.maximum(at, 0) + shift], fill).astype(pool.dtype)
+        if not values.shape[0]:
+            return xp.full(places.shape + values.shape[1:], fill, values.dtype)
+        mask = (places >= 0).reshape(places.shape + (1,) * (values.ndim - 1))
+        return xp.where(mask, values[xp.maximum(places, 0) + shift], fill).astype(values.dtype)
 
-    return take(ids, source), take(ids, answer, offset), take(log_probs, answer), take(kept_ids, answer, fill=-1)
+    return {
+        "tokens": take(ids, token_places),
+        "targets": take(ids, target_places, offset),
+        "log_probs": take(log_probs, target_places),
+        "kept_ids": take(kept_ids, target_places, fill=-1),
+    }
 
 
 def first_fit(sizes: Sequence[tuple[int, ...]], capacity: tuple[int, ...]) -> list[list[int]]:
@@ -311,13 +304,13 @@ def first_fit(sizes: Sequence[tuple[int, ...]], capacity: tuple[int, ...]) -> li
     bins: list[list[int]] = []
     free: list[tuple[int, ...]] = []
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i][0]):
-        at = next((b for b, room in enumerate(free) if all(r >= s for r, s in zip(room, sizes[i]))), None)
-        if at is None:
-            at = len(bins)
+        place = next((b for b, room in enumerate(free) if all(r >= s for r, s in zip(room, sizes[i]))), None)
+        if place is None:
+            place = len(bins)
             bins.append([])
             free.append(capacity)
-        bins[at].append(i)
-        free[at] = tuple(r - s for r, s in zip(free[at], sizes[i]))
+        bins[place].append(i)
+        free[place] = tuple(r - s for r, s in zip(free[place], sizes[i]))
     return bins
 
 
