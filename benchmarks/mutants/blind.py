@@ -10,7 +10,7 @@ FAULTS = {
         "equal briefs make a pair": (" if actions[i].brief != one.brief]", "]"),
     },
     ("marl_llm/workflows/splits.py", "tests/workflows/test_splits.py"): {
-        "a listed task has its place in place of its number": ("in enumerate(found, first)]", "in enumerate(found)]"),
+        "a listed task has its place in place of its number": ("in enumerate(drawn, first)]", "in enumerate(drawn)]"),
         "a split's share begins at nothing": ("        place -= share\n", ""),
         "the last fifth is rounded up": ("min(HOLD_OUT, len(rows) // 5)", "min(HOLD_OUT, -(-len(rows) // 5))"),
     },

@@ -21,7 +21,7 @@ FAULTS = {
         "an aborted play is a worst one": ('if episode["status"] != "aborted"]', "]"),
     },
     ("marl_llm/workflows/storage.py", "tests/workflows/test_workflow_storage.py"): {
-        "an episode of several paths is not found by one of them": ("if names.intersection(_path_names(one, when))", "if record_name(one, when) in names"),
+        "an episode of several paths is not found by one of them": ("if names.intersection(_path_names(episode, when))", "if record_name(episode, when) in names"),
     },
     ("marl_llm/data_files.py", DATA): {
         "a file of any number of rows is read": ("if most is not None and rows > most:", "if False:"),

@@ -93,7 +93,7 @@ FAULTS = {
         "the majority is the first": ("max(count, key=count.__getitem__)", "next(iter(count))"),
     },
     ("marl_llm/workflows/forms.py", "tests/workflows/test_forms.py"): {
-        "the safe form pays in every turn": ('last.get(who, {}) if form == "safe" else {}', "{}"),
+        "the safe form pays in every turn": ('last.get(speaker, {}) if form == "safe" else {}', "{}"),
         "illegal answers have parts": ("            if call.legal:\n", "            if True:\n"),
     },
 }

@@ -23,12 +23,12 @@ FAULTS = {
         "the draws of every step are the same": ("jax.random.fold_in(jax.random.key(DRAWN), rollout.step), task)", "jax.random.key(DRAWN), task)"),
     },
     (W + "rewards.py", T + "workflows/test_workflow_rewards.py"): {
-        "a weight does not weigh a score": ("Award(call, weight * one.value, name or scorer)", "Award(call, one.value, name or scorer)", TOGETHER),
+        "a weight does not weigh a score": ("Award(call, weight * value, name or scorer)", "Award(call, value, name or scorer)", TOGETHER),
         "an absolute score has no weight": ("Award(call, weight * score(call, trajectory), name)", "Award(call, score(call, trajectory), name)", TOGETHER),
         "each field of a turn is the first": ("scores[f].get(call.turn, 0.0), name, team=True)", "scores[fields[0]].get(call.turn, 0.0), name, team=True)"),
     },
     (W + "scoring.py", T + "workflows/test_scoring.py"): {
-        "true is a score": ("isinstance(found.value, bool) or", "False or"),
+        "true is a score": ("isinstance(score.value, bool) or", "False or"),
         "a result is told at the action too": ('end is not None and scorer.when == "end":', "end is not None:"),
         "everybody is asked about": ("and (scorer.roles is None or event.role in scorer.roles)", ""),
     },
@@ -91,7 +91,7 @@ FAULTS = {
         "the charge has the other sign": ("kl(new, ref, kind=recipe.kl_kind, where=where)", "kl(ref, new, kind=recipe.kl_kind, where=where)", T + "training/test_packed_lora.py"),
     },
     (M + "training/packing.py", T + "training/test_packing.py"): {
-        "first fit is next fit": ("at = next((b for b, room in enumerate(free) if", "at = next((b for b, room in list(enumerate(free))[-1:] if"),
+        "first fit is next fit": ("place = next((b for b, room in enumerate(free) if", "place = next((b for b, room in list(enumerate(free))[-1:] if"),
         "the emptiest rows come first": ("key=lambda b: -used[b])", "key=lambda b: used[b])"),
         "positions start anew in a response": ("out.positions[b, at : at + r] = p + steps", "out.positions[b, at : at + r] = steps"),
     },

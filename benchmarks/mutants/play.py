@@ -39,7 +39,7 @@ FAULTS = {
     },
     ("marl_llm/training/compiled.py", "tests/training/test_team.py"): {
         "models off the schedule are trained": ("table.where[:] &= trains[table.agent]", "table.where[:] &= True"),
-        "a half success is one": ("float(end >= 1.0)", "float(end >= 0.5)"),
+        "a half success is one": ("float(outcome >= 1.0)", "float(outcome >= 0.5)"),
     },
     (E + "intervals.py", "tests/evaluation/test_intervals.py"): {
         "Wilson's centre is the rate": ("centre = (p + z * z / (2 * n)) / (1 + z * z / n)", "centre = p"),

@@ -70,7 +70,7 @@ FAULTS = {
     },
     (R + "team.py", f"{TOGETHER}::test_permuted_rewards_stay_with_their_role_and_among_the_rows_that_count"): {
         "rewards are dealt to rows that do not count": ("np.flatnonzero((table.agent == agent) & table.where)", "np.flatnonzero(table.agent == agent)"),
-        "roles get each other's rewards": ("for agent in np.unique(table.agent):\n            mine = np.flatnonzero((table.agent == agent) & table.where)", "for agent in (0,):\n            mine = np.flatnonzero(table.where)"),
+        "roles get each other's rewards": ("for agent in np.unique(table.agent):\n            samples = np.flatnonzero((table.agent == agent) & table.where)", "for agent in (0,):\n            samples = np.flatnonzero(table.where)"),
         "local pay is not dealt": ('for name in ("team", "local", "team_where", "credit")', 'for name in ("team", "team_where", "credit")'),
         "who was paid is not dealt": ('for name in ("team", "local", "team_where", "credit")', 'for name in ("team", "local", "credit")'),
         "every step deals alike": ("np.random.default_rng((self.seed, step, 1))", "np.random.default_rng((self.seed, 1))"),
@@ -92,8 +92,8 @@ FAULTS = {
         "candidates beside their trajectory share it": ("first[call.id] = (call, call.id, len(candidate.calls) - 1)", "first[call.id] = (call, candidate.branch, len(candidate.calls) - 1)"),
         "a candidate is the first call": ("first[call.id] = (call, call.id, len(candidate.calls) - 1)", "first[call.id] = (call, call.id, 0)"),
         "one missing score leaves out all": ("elif call.id in unscored:", "elif unscored:"),
-        "what one way paid is not the team's": ("any(one.team_paid for one in all_earned)", "all_earned[0].team_paid"),
-        "parts of a mean are sums": ("name: float(np.mean([one.components.get", "name: float(np.sum([one.components.get"),
+        "what one way paid is not the team's": ("any(pay.team_paid for pay in all_earned)", "all_earned[0].team_paid"),
+        "parts of a mean are sums": ("name: float(np.mean([pay.components.get", "name: float(np.sum([pay.components.get"),
     },
     (M + "evaluation/outcomes.py", T + "evaluation/test_outcomes.py"): {
         "a comparison knows no clusters": ("groups.setdefault(alike[task] or task, [])", "groups.setdefault(task, [])"),
@@ -204,8 +204,8 @@ FAULTS = {
         "invalid moves are the first seat's": ('path.fields["invalid"].count(seat)', 'path.fields["invalid"].count(0)'),
     },
     (W + "forms.py", T + "workflows/test_forms.py"): {
-        "seats of a role improve on each other": ("who = call.role, call.items", "who = call.role, ()"),
+        "seats of a role improve on each other": ("speaker = call.role, call.items", "speaker = call.role, ()"),
         "outcome pays the result": ("float(solved[call.role](call,", "float(team[call.role](call,"),
-        "a role is improved on by another": ("who = call.role, call.items", "who = \"\", call.items"),
+        "a role is improved on by another": ("speaker = call.role, call.items", "speaker = \"\", call.items"),
     },
 }  # fmt: skip

@@ -27,7 +27,7 @@ FAULTS = {
     (R + "digests.py", T + "test_checkpoints.py"): {
         "a damaged file is taken": ("if digest != known[name]:", "if False:"),
         "the digests' own damage is not seen": ("if head != (_HEAD + hashlib.sha256(lines).hexdigest()).encode():", "if False:"),
-        "what was not written belongs to it": ("if extra := sorted(there - set(known)):", "if extra := []:"),
+        "what was not written belongs to it": ("if extra := sorted(files - set(known)):", "if extra := []:"),
     },
     ("marl_llm/runs/trust.py", "tests/experiments/test_trust.py"): {
         "what others may write is one's own": ("not one.st_mode & others for one", "True for one"),
@@ -50,7 +50,7 @@ FAULTS = {
         "the KL that is charged is to the present policy": ("self._token_kl(self.reference, tokens", "self._token_kl(self.params, tokens"),
     },
     (R + "team.py", T + "test_team.py"): {
-        "a silent model's zero steers its beta": ('if scored and "kl" in found:', 'if "kl" in found:', T + "test_learner.py"),
+        "a silent model's zero steers its beta": ('if scored and "kl" in metrics:', 'if "kl" in metrics:', T + "test_learner.py"),
         "all samples are charged with one beta": ("kl=table.kl * (betas / np.float32(recipe.kl_coef))", "kl=table.kl", T + "test_learner.py"),
         "the models' rows are exchanged": ("self.assignment.roles[role] == name for role in self.roles", "self.assignment.roles[role] != name for role in self.roles"),
     },
@@ -65,7 +65,7 @@ FAULTS = {
         "other seats are merged": ("learner.attached(trained) if name in self._together else", "learner.attached(trained) if name in self._together and trained is learner.policy.params else"),
     },
     ("marl_llm/runs/building.py", "tests/experiments/test_config.py"): {
-        "a team of checkpoints takes all devices": ("else 1 if one else there", "else there"),
+        "a team of checkpoints takes all devices": ("count = 1 if on_one else positions", "count = positions"),
         "only the common model's checkpoint counts": ("sections = (config.model, *config.models.values())", "sections = (config.model,)"),
     },
     ("marl_llm/runs/teachers.py", "tests/runs/test_configured_teachers.py"): {

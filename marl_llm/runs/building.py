@@ -39,8 +39,8 @@ def start_jax(config, cache: str | None, processes: int = 1, game_dir: pathlib.P
         compile_quickly()
     inner = max(1, config.mesh.fsdp) * config.mesh.tensor
     if config.devices * inner % processes:
-        asked = f"config.devices={config.devices} x mesh {inner}"
-        raise ConfigError(f"{asked} do not divide over {processes} processes; choose a multiple, or config.devices=0")
+        devices = f"config.devices={config.devices} x mesh {inner}"
+        raise ConfigError(f"{devices} do not divide over {processes} processes; choose a multiple, or config.devices=0")
     try:
         use_cpu_devices((config.devices * inner // processes) if config.devices else (inner if inner > 1 else None))
     except ValueError as error:
@@ -51,14 +51,16 @@ def start_jax(config, cache: str | None, processes: int = 1, game_dir: pathlib.P
         jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(cache).expanduser()) if cache else None)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    there = max(1, jax.device_count() // inner)
+    positions = max(1, jax.device_count() // inner)
     count, fsdp = config.devices, config.mesh.fsdp
-    if not count:
-        one = jax.default_backend() == "cpu" and processes == 1 and has_published_model(config)
-        count = checks.most_devices(config, there) if not (config.hosted or is_environment(config, game_dir)) else 1 if one else there
+    if not count and not (config.hosted or is_environment(config, game_dir)):
+        count = checks.most_devices(config, positions)
+    elif not count:
+        on_one = jax.default_backend() == "cpu" and processes == 1 and has_published_model(config)
+        count = 1 if on_one else positions
     if not fsdp:
         count = config.devices or 1
-        fsdp = max(1, there // count)
+        fsdp = max(1, positions // count)
     taken = count * fsdp * config.mesh.tensor
     if processes > 1 and taken != jax.device_count():
         raise ConfigError(
@@ -73,7 +75,7 @@ def has_published_model(config) -> bool:
     from marl_llm.models import PRESETS
 
     sections = (config.model, *config.models.values())
-    return any(one.get("path") or "vocab_size" in PRESETS.get(one.get("preset"), {}) for one in sections)
+    return any(section.get("path") or "vocab_size" in PRESETS.get(section.get("preset"), {}) for section in sections)
 
 
 def is_environment(config, game_dir: pathlib.Path | None) -> bool:
@@ -153,18 +155,18 @@ def model_specs(plan: Plan, config, mesh, served: bool = True) -> dict:
         o = plan.options[name]
         lora = LoraConfig(o["lora_rank"], o["lora_alpha"]) if o.get("lora_rank") else None
         chat = template_options(f"config.models.{name}", o)
-        same = json.dumps([o.get("path"), o.get("preset"), chat, shape_options(o)], sort_keys=True)
-        own = plan.played.renderer if isinstance(plan.played, Environment) else None
-        if same not in made and "path" in o:
+        section = json.dumps([o.get("path"), o.get("preset"), chat, shape_options(o)], sort_keys=True)
+        renderer = plan.played.renderer if isinstance(plan.played, Environment) else None
+        if section not in made and "path" in o:
             try:
                 loaded = load_pretrained(o["path"], mesh=mesh, stacked=config.stacked_layers, **shape_options(o))
-                made[same] = (*loaded, load_chat(o["path"], chat) if plan.hosted else None)
+                made[section] = (*loaded, load_chat(o["path"], chat) if plan.hosted else None)
             except ValueError as error:
                 raise ConfigError(f"config.models.{name}.path={o['path']!r}: {error}") from error
-        elif same not in made:
-            made[same] = (shape, init_params(shape, key, stacked=config.stacked_layers), own)
+        elif section not in made:
+            made[section] = (shape, init_params(shape, key, stacked=config.stacked_layers), renderer)
         place = VllmServer(o["url"], o["folder"], o.get("key_env")) if served and o.get("sampler") == "vllm" else None
-        specs[name] = ModelSpec(*made[same], lora, place)
+        specs[name] = ModelSpec(*made[section], lora, place)
     return specs
 
 
@@ -246,7 +248,7 @@ def sources_of(start, models: Iterable[str]) -> dict[str, Source]:
     from marl_llm.training import Checkpoints
     from marl_llm.training.seats import Seat, parse_seat
 
-    named, found = checks.parse_sources(start.models), {}
+    named, sources = checks.parse_sources(start.models), {}
     for model in models:
         text = named.get(model, model)
         key = f"config.sft.models={start.models!r}" if checks.elsewhere(text) else f"config.sft.run={start.run!r}"
@@ -255,13 +257,13 @@ def sources_of(start, models: Iterable[str]) -> dict[str, Source]:
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from error
         checkpoints = Checkpoints(pathlib.Path(seat.place) / "checkpoints")
-        there = checkpoints.steps()
-        step = there[-1] if seat.step is None and there else seat.step or 0
-        if step not in there:
+        steps = checkpoints.steps()
+        step = steps[-1] if seat.step is None and steps else seat.step or 0
+        if step not in steps:
             where = f": {seat.place}" if checks.elsewhere(text) else ""
-            raise ConfigError(f"{key}{where} has no checkpoint {step}; it has {', '.join(map(str, there)) or 'none'}")
-        found[model] = Source(checkpoints, step, seat.model or model, key)
-    return found
+            raise ConfigError(f"{key}{where} has no checkpoint {step}; it has {', '.join(map(str, steps)) or 'none'}")
+        sources[model] = Source(checkpoints, step, seat.model or model, key)
+    return sources
 
 
 def params_of(start, like: dict) -> dict:
@@ -269,16 +271,16 @@ def params_of(start, like: dict) -> dict:
     not of this kind."""
     from marl_llm.training import CheckpointError
 
-    found = {}
+    params = {}
     for model, source in sources_of(start, like).items():
         try:
-            found[model] = source.checkpoints.restore_params(source.step, {source.name: like[model]})[source.name]
+            params[model] = source.checkpoints.restore_params(source.step, {source.name: like[model]})[source.name]
         except CheckpointError as error:
             folder = source.checkpoints.directory / str(source.step) / "policies"
-            there = ", ".join(sorted(path.name for path in folder.glob("*"))) or "none"
-            why = f"{error.__cause__}. It has {there}; config.sft.models can name another, e.g. {model}=..."
+            names = ", ".join(sorted(path.name for path in folder.glob("*"))) or "none"
+            why = f"{error.__cause__}. It has {names}; config.sft.models can name another, e.g. {model}=..."
             raise ConfigError(f"{source.key} cannot begin this team: {why}") from error
-    return found
+    return params
 
 
 def restored(team, checkpoints, step: int) -> dict:

@@ -100,15 +100,15 @@ def parse_placement(text: str) -> dict[str, tuple[int, ...]] | str:
     """`shared` or `split`, else model -> positions of `model:0-2,other:3`. Raises `ConfigError`."""
     if text in PLACEMENTS:
         return text
-    found: dict[str, tuple[int, ...]] = {}
+    parts: dict[str, tuple[int, ...]] = {}
     for part in text.replace(" ", "").split(","):
         match = re.fullmatch(r"([\w-]+):(\d+)(?:-(\d+))?", part)
         if match is None:
             known = ", ".join(PLACEMENTS) + hints.meant(text, PLACEMENTS)
             raise ConfigError(f"config.placement={text!r}: {part!r} is not like 'search:0-2' or 'answer:3', and no one of {known}")
         low, high = int(match[2]), int(match[3] or match[2])
-        found[match[1]] = (*found.get(match[1], ()), *range(low, high + 1))
-    return found
+        parts[match[1]] = (*parts.get(match[1], ()), *range(low, high + 1))
+    return parts
 
 
 def parse_phases(text: str) -> list[tuple[tuple[str, ...], int]]:

@@ -39,16 +39,16 @@ def duel_seats(plan: Plan, opponents: Sequence[str]) -> dict[tuple[str, str, str
     if len(roles) < 2 or any(f"result_{role}" not in metrics for role in roles):
         raise ConfigError("--opponents: this game has no two seats with a figure result_<role> each; say who plays whom with --seats")
     learned = [role for role, model in roles.items() if model in plan.assignment.trained]
-    found = {}
+    tables = {}
     try:
         for opponent in opponents:
             for player in PLAYERS:
                 for role in learned:
-                    seats = {one: player if one == role else opponent for one in roles}
-                    found[opponent, player, role] = seat_table(seats, roles, plan.assignment.policies)
+                    seats = {seat: player if seat == role else opponent for seat in roles}
+                    tables[opponent, player, role] = seat_table(seats, roles, plan.assignment.policies)
     except ValueError as error:
         raise ConfigError(f"--opponents: {error}") from error
-    return found
+    return tables
 
 
 def ends(plays: Iterable[tuple[Outcome, str]]) -> dict[str, Any]:
@@ -59,31 +59,31 @@ def ends(plays: Iterable[tuple[Outcome, str]]) -> dict[str, Any]:
     """
     from marl_llm.evaluation import clustered
 
-    counted = [(one, role) for one, role in plays if not one.aborted]
-    found: dict[str, Any] = {"plays": len(counted)}
+    counted = [(outcome, role) for outcome, role in plays if not outcome.aborted]
+    shares: dict[str, Any] = {"plays": len(counted)}
     for name, holds in ENDS.items():
         groups: dict[str | int, list[float]] = {}
-        for one, role in counted:
-            ended = holds(one.team[f"result_{role}"], not one.team.get("unfinished", 0.0))
-            groups.setdefault(one.cluster or one.task, []).append(float(ended))
-        every = [value for group in groups.values() for value in group]
-        found[name] = {"share": sum(every) / max(1, len(every)), "interval": list(clustered(list(groups.values())))}
-    refused = [one.team[f"invalid_{role}"] for one, role in counted if f"invalid_{role}" in one.team]
-    return found | ({"invalid": sum(refused) / len(refused)} if refused else {})
+        for outcome, role in counted:
+            ended = holds(outcome.team[f"result_{role}"], not outcome.team.get("unfinished", 0.0))
+            groups.setdefault(outcome.cluster or outcome.task, []).append(float(ended))
+        values = [value for group in groups.values() for value in group]
+        shares[name] = {"share": sum(values) / max(1, len(values)), "interval": list(clustered(list(groups.values())))}
+    refused = [outcome.team[f"invalid_{role}"] for outcome, role in counted if f"invalid_{role}" in outcome.team]
+    return shares | ({"invalid": sum(refused) / len(refused)} if refused else {})
 
 
 def duel_table(records: Mapping[tuple[str, str, str], Evaluation]) -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
     """Opponent -> player -> role, and `BOTH` where there are two -> `ends`, from the records of `duel_seats`."""
-    found: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
-    together: dict[tuple[str, str], list[tuple[Outcome, str]]] = {}
+    table: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
+    of_both: dict[tuple[str, str], list[tuple[Outcome, str]]] = {}
     for (opponent, player, role), record in records.items():
-        plays = [(one, role) for one in record.outcomes]
-        found.setdefault(opponent, {}).setdefault(player, {})[role] = ends(plays)
-        together.setdefault((opponent, player), []).extend(plays)
-    for (opponent, player), plays in together.items():
-        if len(found[opponent][player]) > 1:
-            found[opponent][player][BOTH] = ends(plays)
-    return found
+        plays = [(outcome, role) for outcome in record.outcomes]
+        table.setdefault(opponent, {}).setdefault(player, {})[role] = ends(plays)
+        of_both.setdefault((opponent, player), []).extend(plays)
+    for (opponent, player), plays in of_both.items():
+        if len(table[opponent][player]) > 1:
+            table[opponent][player][BOTH] = ends(plays)
+    return table
 
 
 def duel_text(table: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]]) -> str:
@@ -93,9 +93,9 @@ def duel_text(table: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]]
         rows += [f"against {opponent}"]
         for role in next(iter(players.values())):
             for player, seats in players.items():
-                said = "   ".join(f"{name} {100 * seats[role][name]['share']:5.1f} %{_interval(seats[role][name])}" for name in ENDS)
+                shares = "   ".join(f"{name} {100 * seats[role][name]['share']:5.1f} %{_interval(seats[role][name])}" for name in ENDS)
                 moves = f"   invalid moves {seats[role]['invalid']:.2f}" if "invalid" in seats[role] else ""
-                rows += [f"  {role:<12} {player:<8} {said}{moves}"]
+                rows += [f"  {role:<12} {player:<8} {shares}{moves}"]
     return "\n".join(rows)
 
 

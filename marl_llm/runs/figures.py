@@ -16,12 +16,12 @@ def role_rewards(run: dict) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Role -> (steps, z-scored mean reward per step), standardised over the run's own steps (ddof 0); 0 where all are equal."""
     lines = [line for line in run["metrics"] if line["phase"] == "train"]
     roles = sorted({key.split("/")[1] for line in lines for key in line if key.startswith("role/") and key.endswith("/reward")})
-    found = {}
+    rewards_by_role = {}
     for role in roles:
         points = [(line["step"], line[f"role/{role}/reward"]) for line in lines if line.get(f"role/{role}/reward") is not None]
         steps, rewards = (np.asarray(part, float) for part in zip(*points))
-        found[role] = steps, (rewards - rewards.mean()) / (rewards.std() or 1.0)
-    return found
+        rewards_by_role[role] = steps, (rewards - rewards.mean()) / (rewards.std() or 1.0)
+    return rewards_by_role
 
 
 def turns(run: dict) -> tuple[np.ndarray, np.ndarray]:
@@ -64,9 +64,9 @@ def draw_figure(groups: dict[str, list[dict]], figure: str, path: pathlib.Path) 
         if figure == "turns":
             lines[name] = [turns(run) for run in runs]
             continue
-        found = [role_rewards(run) for run in runs]
-        for role in found[0]:
-            lines[f"{name}: {role}" if len(groups) > 1 else role] = [one[role] for one in found]
+        of_runs = [role_rewards(run) for run in runs]
+        for role in of_runs[0]:
+            lines[f"{name}: {role}" if len(groups) > 1 else role] = [of_run[role] for of_run in of_runs]
     if not lines:
         raise ConfigError("--figure=roles: these runs logged no reward per role")
     with picture(path, "step", "turns per task" if figure == "turns" else "reward, standardised") as axes:

@@ -311,8 +311,8 @@ def rate_figures(rates: float | Mapping[str, float]) -> dict[str, float]:
     """The learning rate of a step; where models differ, their mean and each one's own."""
     if not isinstance(rates, Mapping):
         return {"learning_rate": rates}
-    own = {f"model/{name}/learning_rate": rate for name, rate in rates.items()}
-    return {"learning_rate": sum(rates.values()) / len(rates)} | own
+    by_model = {f"model/{name}/learning_rate": rate for name, rate in rates.items()}
+    return {"learning_rate": sum(rates.values()) / len(rates)} | by_model
 
 
 def step_figures(plan, batch, updates: dict) -> dict:
@@ -322,12 +322,12 @@ def step_figures(plan, batch, updates: dict) -> dict:
         record["oversample/late_tasks"] = " ".join(map(str, late_tasks(batch.rollout)))
     if batch.left_out is not None:
         record["refills/left_out_tasks"] = " ".join(map(str, batch.left_out))
-    for name, found in updates.items():
+    for name, update in updates.items():
         shares = ("tied_share/", "mixed_share/")
-        record |= {f"model/{name}/{key}": x for key, x in found.items() if not key.startswith(shares)}
+        record |= {f"model/{name}/{key}": x for key, x in update.items() if not key.startswith(shares)}
         for role in [role for role, model in plan.assignment.roles.items() if model == name]:
-            record[f"role/{role}/zero_variance"] = found.get(f"tied_share/{role}", 0.0)
-            record[f"role/{role}/mixed_groups"] = found.get(f"mixed_share/{role}", found.get("mixed_prompt_share", 0.0))
+            record[f"role/{role}/zero_variance"] = update.get(f"tied_share/{role}", 0.0)
+            record[f"role/{role}/mixed_groups"] = update.get(f"mixed_share/{role}", update.get("mixed_prompt_share", 0.0))
     return record
 
 
@@ -336,29 +336,29 @@ def speed_figures(run: TrainingRun, batch, updates: dict, sample_s: float, updat
     from marl_llm.training import speed
 
     plan, team, done, epochs = run.plan, run.team, batch.figures, run.config.optimizer.epochs
-    groups = sum(found["groups"] for found in updates.values())
-    trained = sum(found["groups_with_signal"] for found in updates.values()) / max(groups, 1)  # share of the rows that went through an update
+    groups = sum(update["groups"] for update in updates.values())
+    share = sum(update["groups_with_signal"] for update in updates.values()) / max(groups, 1)  # of the rows that went through an update
     tokens = done["prompt_tokens"] + done["sampled_tokens"]
-    out = {"speed/sampled_tokens_per_s": done["sampled_tokens"] / sample_s}
-    out["speed/trained_tokens_per_s"] = trained * epochs * tokens / update_s
+    figures = {"speed/sampled_tokens_per_s": done["sampled_tokens"] / sample_s}
+    figures["speed/trained_tokens_per_s"] = share * epochs * tokens / update_s
     shapes = list(set(plan.shapes.values()))
     if len(shapes) == 1 and len(plan.shapes) == len(plan.options):
         limits = speed.machine_limits(team.mesh, shapes[0].compute_dtype)
         sampled = speed.rollout_work(shapes[0], done, len(team.roles), team.mesh.shape["data"])
-        out["speed/sample_roofline"] = limits.seconds(sampled) / sample_s
-        frozen = all(one.get("lora_rank") for one in plan.options.values())
-        out["speed/update_roofline"] = limits.seconds(speed.update_work(shapes[0], done, trained, epochs, frozen)) / update_s
-    return out
+        figures["speed/sample_roofline"] = limits.seconds(sampled) / sample_s
+        frozen = all(model.get("lora_rank") for model in plan.options.values())
+        figures["speed/update_roofline"] = limits.seconds(speed.update_work(shapes[0], done, share, epochs, frozen)) / update_s
+    return figures
 
 
 @doing("evaluating on the validation split")
 def validate(run: TrainingRun, step: int) -> float:
     """A greedy evaluation on the validation split, with its line in metrics.jsonl."""
-    found = run.team.evaluate({}, "validation", run.config.evaluation.tasks).summary()
-    record = {"phase": "eval", "step": step, **{name: found[name] for name in ("success", "turns", "aborted")}}
-    record |= dict(zip(("success_low", "success_high"), found["interval"])) | {f"team/{name}": x for name, x in found["team"].items()}
-    run.files.metrics.write(record | {f"role/{role}/{name}": x for role, part in found["roles"].items() for name, x in part.items()})
-    return found["success"]
+    summary = run.team.evaluate({}, "validation", run.config.evaluation.tasks).summary()
+    record = {"phase": "eval", "step": step, **{name: summary[name] for name in ("success", "turns", "aborted")}}
+    record |= dict(zip(("success_low", "success_high"), summary["interval"])) | {f"team/{name}": x for name, x in summary["team"].items()}
+    run.files.metrics.write(record | {f"role/{role}/{name}": x for role, part in summary["roles"].items() for name, x in part.items()})
+    return summary["success"]
 
 
 @doing("measuring what was learned")

@@ -148,18 +148,18 @@ class AbortedWatch:
         for failed in self._failed:
             total.update(failed)
         kind, tries = total.most_common(1)[0]
-        said = example(kind.removeprefix("failed_"))
+        example_text = example(kind.removeprefix("failed_"))
         raise TrainingError(
             f"step {step}: {share:.0%} of the plays of the last {ABORTED_STEPS} steps are aborted (rollout.aborted_limit={self._limit:g}). Most "
-            f"frequent reason: {kind.removeprefix('failed_')}, {tries:.0f} tries{said and '; the last: ' + said}. The steps before it are "
-            "in the last checkpoint; once that is mended, --resume goes on from there, and counts anew"
+            f"frequent reason: {kind.removeprefix('failed_')}, {tries:.0f} tries{example_text and '; the last: ' + example_text}. "
+            "The steps before it are in the last checkpoint; once that is mended, --resume goes on from there, and counts anew"
         )
 
 
 def failure_of(rollout: Any, kind: str) -> str:
     """The last failure of a kind in a rollout, in words; empty if there is none, as in compiled play, whose `rollout` is None."""
-    found = [one for episode in (rollout.episodes if rollout else ()) for one in episode.failures if one.kind == kind]
-    return f"node {found[-1].node}: {found[-1].message}" if found else ""
+    failures = [failure for episode in (rollout.episodes if rollout else ()) for failure in episode.failures if failure.kind == kind]
+    return f"node {failures[-1].node}: {failures[-1].message}" if failures else ""
 
 
 def late_tasks(rollout: Any) -> list[int]:
@@ -169,15 +169,15 @@ def late_tasks(rollout: Any) -> list[int]:
 
 def late_line(records: list[dict]) -> str:
     """How late plays differ from the others, of the figures of `training.oversample`: means over steps with both; a line, or empty."""
-    both = [one for one in records if "oversample/late_score" in one and "oversample/early_score" in one]
-    if not both:
+    records_with_both = [record for record in records if "oversample/late_score" in record and "oversample/early_score" in record]
+    if not records_with_both:
         return ""
 
     def mean(name):
-        return sum(one[f"oversample/{name}"] for one in both) / len(both)
+        return sum(record[f"oversample/{name}"] for record in records_with_both) / len(records_with_both)
 
     parts = [f"{name} {mean(f'late_{name}'):.3g} (others {mean(f'early_{name}'):.3g})" for name in ("tokens", "score", "seconds")]
-    return f"late plays, {mean('late'):.1f} tasks per step over {len(both)} steps, per play: {', '.join(parts)}\n"
+    return f"late plays, {mean('late'):.1f} tasks per step over {len(records_with_both)} steps, per play: {', '.join(parts)}\n"
 
 
 def tables(plan: Plan, ablate_roles: bool = True) -> dict[str, dict[str, str]]:
@@ -188,15 +188,15 @@ def tables(plan: Plan, ablate_roles: bool = True) -> dict[str, dict[str, str]]:
     """
     roles, trained = plan.assignment.roles, plan.assignment.trained
     learned = [role for role, model in roles.items() if model in trained]
-    found = {"before": dict.fromkeys(learned, "start"), "after": {}}
+    tables_by_name = {"before": dict.fromkeys(learned, "start"), "after": {}}
     if plan.played.random_player is not None:
-        found["random"] = dict.fromkeys(roles, "random")
+        tables_by_name["random"] = dict.fromkeys(roles, "random")
     if ablate_roles and len(learned) > 1:
         if len(trained) > 1 and len({plan.shapes[name] for name in trained}) == 1:
             following = dict(zip(trained, [*trained[1:], trained[0]]))
-            found["swapped"] = {role: f"trained:{following[roles[role]]}" for role in learned}
-        found |= {f"{role} untrained": {role: "start"} for role in learned}
-    return found
+            tables_by_name["swapped"] = {role: f"trained:{following[roles[role]]}" for role in learned}
+        tables_by_name |= {f"{role} untrained": {role: "start"} for role in learned}
+    return tables_by_name
 
 
 def measure(
@@ -204,9 +204,9 @@ def measure(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """`(page, records)`: the figures of every table of seats, pairs under "pairs", as evaluation.json holds them, and what was played."""
     records = {name: team.evaluate(seats, split, tasks, plays=plays, temperature=temperature) for name, seats in seatings.items()}
-    found = {name: one.summary() for name, one in records.items()}
-    page: dict[str, Any] = {name: found.pop(name) for name in WHOLE if name in found}
-    return page | {"pairs": found}, records
+    summaries = {name: evaluation.summary() for name, evaluation in records.items()}
+    page: dict[str, Any] = {name: summaries.pop(name) for name in WHOLE if name in summaries}
+    return page | {"pairs": summaries}, records
 
 
 def page_text(page: Mapping[str, Any], headline: str) -> str:

@@ -59,8 +59,8 @@ def optimizer_of(config: config_dict.ConfigDict, model: str | None = None) -> di
 
 def own_learners(config: config_dict.ConfigDict, plan: Plan, platform: str) -> dict[str, Any]:
     """Model -> how it is updated (`LearnerOptions`), of those that have something of their own."""
-    own = [name for name in plan.assignment.trained if any(own_values(config, name, section) for section in SECTIONS)]
-    return {name: learner_options(config, plan, platform, name) for name in own}
+    names = [name for name in plan.assignment.trained if any(own_values(config, name, section) for section in SECTIONS)]
+    return {name: learner_options(config, plan, platform, name) for name in names}
 
 
 def learner_options(config: config_dict.ConfigDict, plan: Plan, platform: str, model: str | None = None) -> Any:

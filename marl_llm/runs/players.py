@@ -43,7 +43,7 @@ def resolve_models(
         if name not in names:
             raise ConfigError(f"config.models.{name} plays no role{hints.meant(name, names) or '; the models are ' + ', '.join(names)}")
     options = {name: _options(config, name) for name in names}
-    shapes = {name: _shape(name, one, game, sizes_only) for name, one in options.items() if one["kind"] in ("trained", "frozen")}
+    shapes = {name: _shape(name, section, game, sizes_only) for name, section in options.items() if section["kind"] in ("trained", "frozen")}
     models = {name: _player(config, name, options[name], game) for name in names}
     assignment = Assignment(roles, models, alternate(*parse_phases(config.schedule)))
     if isinstance(game, Environment):
@@ -55,20 +55,20 @@ def resolve_models(
 
 def _options(config: config_dict.ConfigDict, name: str) -> dict:
     """A model's section, with what it leaves open as `config.model` has it. One that names its own shape inherits no other shape's."""
-    common, own = given(config.model), given(config.models[name], ("optimizer", "recipe")) if name in config.models else {}
-    kind = own.get("kind") or common.get("kind")
+    common, of_model = given(config.model), given(config.models[name], ("optimizer", "recipe")) if name in config.models else {}
+    kind = of_model.get("kind") or common.get("kind")
     where = f"config.models.{name}"
     if kind not in KINDS:
         raise ConfigError(f"{where}.kind={kind!r} is unknown; the kinds are {', '.join(KINDS)}")
-    if own.get("preset") and own.get("path"):
+    if of_model.get("preset") and of_model.get("path"):
         raise ConfigError(f"{where}.preset would have no effect: its path names a checkpoint")
-    if own.get("preset") or own.get("path"):
+    if of_model.get("preset") or of_model.get("path"):
         drawn = ("sampler", *VLLM) if common.get("sampler") == "vllm" else ()
         common = {key: value for key, value in common.items() if key in ("kind", *CHAT, *drawn, *_LORA)}
     allowed = {"outside": ("kind", *_OUTSIDE), "scripted": ("kind",)}.get(kind)
     if allowed:  # of the shape that others have, nothing is meant
         common = {key: value for key, value in common.items() if key in allowed}
-    merged = common | own
+    merged = common | of_model
     if allowed and (idle := [key for key in merged if key not in allowed]):
         raise ConfigError(f"{where}.{idle[0]} would have no effect: the model is {kind}")
     if kind == "outside" and not (merged.get("url") and merged.get("served_as")):
@@ -77,18 +77,18 @@ def _options(config: config_dict.ConfigDict, name: str) -> dict:
         return merged
     if merged.get("path"):
         merged.pop("preset", None)
-    elif idle := [key for key in CHAT if key in own]:
+    elif idle := [key for key in CHAT if key in of_model]:
         raise ConfigError(f"{where}.{idle[0]} would have no effect: only a checkpoint (path) has a chat template")
     else:
         merged = {key: value for key, value in merged.items() if key not in CHAT}
     template_options(where, merged)
     _check_sampler(where, merged)
     if kind == "frozen":
-        if idle := [key for key in _LORA if key in own]:
+        if idle := [key for key in _LORA if key in of_model]:
             raise ConfigError(f"{where}.{idle[0]} would have no effect: the model is frozen")
         merged.pop("lora_rank", None)
     if merged.get("lora_rank") is None:
-        if "lora_alpha" in own:
+        if "lora_alpha" in of_model:
             raise ConfigError(f"{where}.lora_alpha would have no effect: lora_rank is not set")
         merged.pop("lora_alpha", None)
     return merged
@@ -97,15 +97,15 @@ def _options(config: config_dict.ConfigDict, name: str) -> dict:
 def template_options(where: str, merged: dict) -> dict[str, Any]:
     """What a model's options tell the chat template of its checkpoint. Raises `ConfigError`."""
     thinking, written = merged.get("thinking"), merged.get("template") or "{}"
-    said = read_json(written)
-    if not said.ok or not isinstance(said.value, dict):
+    value = read_json(written)
+    if not value.ok or not isinstance(value.value, dict):
         raise ConfigError(f"{where}.template={written!r} is no JSON object; write e.g. '{{\"enable_thinking\": false}}'")
     if thinking is None:
-        return said.value
+        return value.value
     hints.check_word(f"{where}.thinking", thinking, ("on", "off"), ConfigError)
-    if "enable_thinking" in said.value:
+    if "enable_thinking" in value.value:
         raise ConfigError(f"{where}.thinking and enable_thinking in {where}.template say the same: set one of them")
-    return said.value | {"enable_thinking": thinking == "on"}
+    return value.value | {"enable_thinking": thinking == "on"}
 
 
 def _check_sampler(where: str, merged: dict) -> None:

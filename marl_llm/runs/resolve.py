@@ -165,11 +165,11 @@ def resolve(config: config_dict.ConfigDict, game_dir: pathlib.Path | None = None
     given = checks.given
     try:
         functions = find_functions(config, game_dir)
-        own = {key.removeprefix("recipe."): function.thing for key, function in functions.items() if key.startswith("recipe.")}
-        fields = given(config.recipe, ("name", "preset")) | own
+        replaced = {key.removeprefix("recipe."): function.thing for key, function in functions.items() if key.startswith("recipe.")}
+        fields = given(config.recipe, ("name", "preset")) | replaced
         recipe = make_recipe(config.recipe.name, config.recipe.preset, **fields)
-        found = find_game(config.game.name, game_dir)
-        game = found.make(**given(config.game, ("name",)))
+        spec = find_game(config.game.name, game_dir)
+        game = spec.make(**given(config.game, ("name",)))
     except FileNotFoundError as error:
         raise ConfigError(_missing_file(config, error)) from error
     except (ValueError, TypeError, OSError) as error:
@@ -182,8 +182,8 @@ def resolve(config: config_dict.ConfigDict, game_dir: pathlib.Path | None = None
             played, text = players.hosted_environment(config, game, recipe)
         assignment, options, shapes = players.resolve_models(config, played, sizes_only)
         fill_open_options(config, [options[name] for name in assignment.trained])
-        recipes, own_files = recipes_of(config, assignment.trained, recipe, functions), _own_files([found, *functions.values()])
-        plan = Plan(found, game, played, text, recipe, recipes, assignment, options, shapes, given(config.script), own_files)
+        recipes, own_files = recipes_of(config, assignment.trained, recipe, functions), _own_files([spec, *functions.values()])
+        plan = Plan(spec, game, played, text, recipe, recipes, assignment, options, shapes, given(config.script), own_files)
         check_whole(config, plan)
         check_coach(config, plan)
         return plan

@@ -74,7 +74,8 @@ class RunFiles:
 
     def outcomes(self, records: dict) -> None:
         """outcomes.jsonl: one line per play of the final evaluation, so that two runs can be compared task by task."""
-        lines = [json.dumps({"seats": name} | shortened(one)) + "\n" for name, found in records.items() for one in found.outcomes]
+        outcomes = [(name, outcome) for name, evaluation in records.items() for outcome in evaluation.outcomes]
+        lines = [json.dumps({"seats": name} | shortened(outcome)) + "\n" for name, outcome in outcomes]
         (self.workdir / "outcomes.jsonl").write_text("".join(lines))
 
     def table(self, parts: dict, tasks: int) -> None:
@@ -84,8 +85,8 @@ class RunFiles:
         if not self.hosted:
             return
         text = [
-            f"## {way}, {tasks} tasks of the test split\n\n{before_after(found['before'].figures, found['after'].figures)}"
-            for way, found in parts.items()
+            f"## {name}, {tasks} tasks of the test split\n\n{before_after(evaluations['before'].figures, evaluations['after'].figures)}"
+            for name, evaluations in parts.items()
         ]
         (self.workdir / "before_after.md").write_text("\n".join(text))
 

@@ -77,16 +77,16 @@ def _leaves(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, A
 
 def _digests(folder: pathlib.Path) -> dict[str, str]:
     """File of a game's folder -> its digest, compiled files too; in place of one that cannot be read, why."""
-    found, left = {}, MOST_BYTES
+    digests, left = {}, MOST_BYTES
     for path in sorted(folder.rglob("*")):
         if path.is_dir() and not path.is_symlink():
             continue
         try:
-            found[str(path.relative_to(folder))], size = file_digest(path, left)
+            digests[str(path.relative_to(folder))], size = file_digest(path, left)
         except (OSError, ValueError) as error:
-            found[str(path.relative_to(folder))], size = f"{UNREADABLE}: {error}", 0
+            digests[str(path.relative_to(folder))], size = f"{UNREADABLE}: {error}", 0
         left -= size
-    return found
+    return digests
 
 
 def file_digest(path: pathlib.Path, most: int = MOST_BYTES) -> tuple[str, int]:
@@ -103,14 +103,14 @@ def links_of(run: pathlib.Path) -> dict[str, str]:
 
     Raises `ConfigError` for what is neither file nor folder, such as a named pipe.
     """
-    found = {}
+    links = {}
     folders = [path for path in run.iterdir() if path.is_dir() and not path.is_symlink() and path.name != "wandb"]
     for path in sorted(inner for folder in (run, *folders) for inner in folder.iterdir()):
         if path.is_symlink():
-            found[f"link {path.relative_to(run)}"] = os.readlink(path)
+            links[f"link {path.relative_to(run)}"] = os.readlink(path)
         elif not path.is_file() and not path.is_dir():
             raise ConfigError(f"{path} is neither a file nor a folder, so a run cannot write it; remove it")
-    return found
+    return links
 
 
 def check(run: pathlib.Path, claims: Mapping[str, str], trusted: bool) -> None:

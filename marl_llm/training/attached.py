@@ -165,15 +165,15 @@ def _batch_of_plays(
     found: list[ForeignEpisode], plays: Sequence[tuple[int, int]], roles: tuple[str, ...], step: int, refused: int
 ) -> Batch:
     """The paid ones of `found` as samples, and the figures of all."""
-    paid = {place: one for place, one in enumerate(found) if one.pay is not None}
-    aborts = collections.Counter(one.aborted for one in found if one.pay is None)
+    paid = {place: episode for place, episode in enumerate(found) if episode.pay is not None}
+    aborts = collections.Counter(episode.aborted for episode in found if episode.pay is None)
     if not paid:
-        said = ", ".join(f"{count} {why}" for why, count in sorted(aborts.items()))
-        raise RolloutError(f"step {step}: every play of the program was aborted ({said})")
-    lines = {str(place): dict(enumerate(one.replies)) for place, one in paid.items()}
-    pays = {str(place): one.pay | {"task": str(plays[place][0])} for place, one in paid.items()}
+        reasons = ", ".join(f"{count} {why}" for why, count in sorted(aborts.items()))
+        raise RolloutError(f"step {step}: every play of the program was aborted ({reasons})")
+    lines = {str(place): dict(enumerate(episode.replies)) for place, episode in paid.items()}
+    pays = {str(place): episode.pay | {"task": str(plays[place][0])} for place, episode in paid.items()}
     batch = batch_of(lines, pays, roles, step)
     figures = batch.figures | {f"aborted/{why}": float(aborts[why]) for why in ABORTS}
     figures |= {"aborted": 1 - len(paid) / len(found), "refused": float(refused)}
-    figures["reencoded"] = float(sum(line.get("reencoded", 0) for one in found for line in one.replies))
+    figures["reencoded"] = float(sum(line.get("reencoded", 0) for episode in found for line in episode.replies))
     return dataclasses.replace(batch, figures=figures)

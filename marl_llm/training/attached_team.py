@@ -54,8 +54,8 @@ class AttachedTeam(HostedTeam):
         refused; `relayed`, `forked` and `reencoded`, prompt tokens (docs/recorded.md)."""
         batch = super().play(step, first, count, over)
         if aborted := [episode for episode in batch.rollout.episodes if episode.aborted]:
-            some = f"{len(aborted)} of {len(batch.rollout.episodes)} episodes were aborted"
-            print(f"step {step + 1}: {some}; the first: {aborted[0].failures[-1].message}", file=sys.stderr)
+            share = f"{len(aborted)} of {len(batch.rollout.episodes)} episodes were aborted"
+            print(f"step {step + 1}: {share}; the first: {aborted[0].failures[-1].message}", file=sys.stderr)
         return dataclasses.replace(batch, figures=batch.figures | batch.rollout.counts)
 
     def _controller(
@@ -69,11 +69,9 @@ class AttachedTeam(HostedTeam):
     ) -> ProgramController:
         """See `HostedTeam._controller`."""
         check_recipe(self.options.recipe)
-        renderer = {name: learner.spec.renderer for name, learner in self.learners.items()}
-        renderer |= {f"{role} as {name}": renderer[name] for role, name in self.assignment.roles.items() if name in renderer}
-        o = self._options
-        options = AttachOptions(TIMEOUT_S if o.timeout_s is None else o.timeout_s, o.concurrency)
-        return ProgramController(self.environment, assignment, engine, renderer, settings, options)
+        play = self._options
+        options = AttachOptions(TIMEOUT_S if play.timeout_s is None else play.timeout_s, play.concurrency)
+        return ProgramController(self.environment, assignment, engine, self._renderers(), settings, options)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -148,11 +146,11 @@ class ProgramController:
 
     def _answers(self) -> dict[str, PolicyAnswers]:
         """Role -> who answers."""
-        found = {}
+        answers = {}
         for name, role in self.workflow.roles.items():
             model, sizes = self.assignment.roles[name], dict(max_prompt=role.max_prompt, max_tokens=role.max_tokens)
-            found[name] = policy_answers(self._engine.engine, model, self._renderer[model], **sizes)
-        return found
+            answers[name] = policy_answers(self._engine.engine, model, self._renderer[model], **sizes)
+        return answers
 
     def _episode(self, task: Task, step: int, number: int, played: ForeignEpisode) -> Episode:
         turns: collections.Counter[str] = collections.Counter()
@@ -187,10 +185,10 @@ class ProgramController:
 
 def _counts(played: Sequence[ForeignEpisode], refused: int) -> dict[str, float]:
     """The figures of a rollout that only its server knows."""
-    aborts = collections.Counter(one.aborted for one in played if one.pay is None)
+    aborts = collections.Counter(episode.aborted for episode in played if episode.pay is None)
     counts = {f"aborted/{reason}": float(aborts[reason]) for reason in ABORTS} | {"refused": float(refused)}
     for name in ("relayed", "forked", "reencoded"):
-        counts[name] = float(sum(line.get(name, 0) for one in played for line in one.replies))
+        counts[name] = float(sum(line.get(name, 0) for episode in played for line in episode.replies))
     return counts
 
 

@@ -207,13 +207,13 @@ class Checkpoints:
 
         Raises `CheckpointError` naming what is missing, misshapen or damaged. Waits.
         """
-        found = self._read(step, {name: _on_disk(policy) for name, policy in like.items()})
-        return {name: TrainState(tree["params"], tree["optimizer"]) for name, tree in found.items()}
+        trees = self._read(step, {name: _on_disk(policy) for name, policy in like.items()})
+        return {name: TrainState(tree["params"], tree["optimizer"]) for name, tree in trees.items()}
 
     def restore_params(self, step: int, like: dict[str, TrainState]) -> dict[str, dict]:
         """The same, of parameters (or adapters) alone: optimizer states stay on the disk."""
-        found = self._read(step, {name: {"params": policy.params} for name, policy in like.items()})
-        return {name: tree["params"] for name, tree in found.items()}
+        trees = self._read(step, {name: {"params": policy.params} for name, policy in like.items()})
+        return {name: tree["params"] for name, tree in trees.items()}
 
     def check(self, step: int, names: Iterable[str]) -> None:
         """Raises `CheckpointError` naming a file of these policies that is not as it was written. Waits."""
@@ -223,24 +223,24 @@ class Checkpoints:
     def _read(self, step: int, like: dict[str, dict]) -> dict[str, dict]:
         """Trees of policies, or parts of them."""
         self.check(step, like)
-        out = {}
+        trees = {}
         for name, target in like.items():
             path = self.directory / str(step) / "policies" / name
             try:
                 if not path.is_dir():
                     has = ", ".join(sorted(other.name for other in path.parent.glob("*"))) or "none"
                     raise FileNotFoundError(f"it has no policy {name!r}, but {has}")
-                there = self._policies.metadata(path).item_metadata
-                if there is None:
+                metadata = self._policies.metadata(path).item_metadata
+                if metadata is None:
                     raise FileNotFoundError(f"{path / '_METADATA'}, which describes the arrays of {name}, is missing or damaged")
-                parts = {part: tree for part, tree in there.tree.items() if part in target}
+                parts = {part: tree for part, tree in metadata.tree.items() if part in target}
                 self._compare(name, _shapes(parts), _shapes(target))
                 args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape), target)
-                asked = ocp.args.PyTreeRestore(target, args, partial_restore=True)
-                out[name] = self._policies.restore(path, args=asked)
+                arguments = ocp.args.PyTreeRestore(target, args, partial_restore=True)
+                trees[name] = self._policies.restore(path, args=arguments)
             except Exception as error:  # orbax and tensorstore raise many kinds; all mean the same to the user
                 raise CheckpointError(self._advice(step, error)) from error
-        return out
+        return trees
 
     def set_aside(self, step: int) -> None:
         """Takes the checkpoints behind a step, from which nobody will go on, out of the way: `STEP.left`, which may be deleted."""
@@ -330,8 +330,8 @@ def _host_copy(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """
 
     def one(x: jax.Array) -> np.ndarray:
-        there = np.asarray(x)
-        return there if there.flags.owndata else there.copy()
+        array = np.asarray(x)
+        return array if array.flags.owndata else array.copy()
 
     def stored(x: jax.Array) -> ocp.SaveArgs:
         part = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize

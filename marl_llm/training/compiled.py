@@ -104,8 +104,8 @@ class CompiledTeam(Team):
         version = np.asarray([self.learners[self.assignment.roles[role]].version for role in self.roles], np.int32)[table.agent]
 
         def record(count: int, when: str, advantages: np.ndarray | None = None) -> list[tuple[dict, dict]]:
-            worth = {} if advantages is None else self._worth(table, tokens, advantages)
-            return self._episodes([played], count, when, step + 1, self.assignment.roles, worth)
+            by_sample = {} if advantages is None else self._worth(table, tokens, advantages)
+            return self._episodes([played], count, when, step + 1, self.assignment.roles, by_sample)
 
         return Batch(step, self.roles, tokens, table, version, figures, record, left_out=left_out)
 
@@ -145,11 +145,11 @@ class CompiledTeam(Team):
         chosen = chosen_tasks(rounds, count)
         played, numbers = rounds[0].played, list(rounds[0].numbers)
         choose = _choice(self.game, self.mesh)
-        for number, one in enumerate(rounds[1:], 1):
-            there = [*numbers, *one.numbers]
+        for number, refill in enumerate(rounds[1:], 1):
+            tasks = [*numbers, *refill.numbers]
             numbers = chosen_tasks(rounds[: number + 1], count)
-            index = np.asarray([there.index(task) for task in numbers], np.int32)
-            played = choose(played, one.played, index, np.asarray(numbers, np.int32))
+            index = np.asarray([tasks.index(task) for task in numbers], np.int32)
+            played = choose(played, refill.played, index, np.asarray(numbers, np.int32))
         return played, refill_figures(rounds, chosen), tasks_left_out(rounds, chosen)
 
     def _drawn(self, played: Played) -> tuple[Tokens, Samples]:
@@ -167,7 +167,11 @@ class CompiledTeam(Team):
         """See `Team.demonstrate`."""
         played = _scripted_rollout(self.game, self.mesh, count, self.script)({}, jnp.int32(step * count), self._warm_key)
         tokens, table = self._drawn(played)
-        return tokens, [self.roles[agent] if there else "" for agent, there in zip(table.agent, table.where)]
+        return tokens, self._speakers(table)
+
+    def _speakers(self, table: Samples) -> list[str]:
+        """The role of each sample; "" where it does not count."""
+        return [self.roles[agent] if counts else "" for agent, counts in zip(table.agent, table.where)]
 
     def evaluate(
         self, seats: Mapping[str, str | Seat], split: str, tasks: int, *, plays: int = 1, temperature: float = 0.0, first: int = 0
@@ -187,31 +191,29 @@ class CompiledTeam(Team):
         params = self._sampled_from({role: params for role, (_, params) in models.items()})
         number = jnp.int32(split_index(split))
         chunks = [run(params, jnp.int32(first + s), self._evaluation_key, number, EVALUATION) for s in range(0, tasks, count)]
-        own = [role for role, seat in table.items() if seat.kind in ("trained", "start") and not seat.model]
-        names = {role: self.assignment.roles[role] if role in own else str(seat) for role, seat in table.items()}
+        seated_by_team = [role for role, seat in table.items() if seat.kind in ("trained", "start") and not seat.model]
+        names = {role: self.assignment.roles[role] if role in seated_by_team else str(seat) for role, seat in table.items()}
 
         def record(n, when, advantages=None):
             return self._episodes(chunks, n, when, None, names)
 
         outcomes, formed = self._outcomes(chunks, tasks, first)
-        said = {role: str(seat) for role, seat in table.items()}
-        return Evaluation(split, said, temperature, self.headline, outcomes, formed, {}, record)
+        seat_names = {role: str(seat) for role, seat in table.items()}
+        return Evaluation(split, seat_names, temperature, self.headline, outcomes, formed, {}, record)
 
     def _outcomes(self, chunks: list[Played], tasks: int, first: int) -> tuple[tuple[Outcome, ...], dict[str, float]]:
         ended = [fetch(c.rollout.episodes, self.mesh) for c in chunks]
         ended = jax.tree.map(lambda *x: np.concatenate(x)[:tasks], *ended)
         columns = (ended.outcome.tolist(), ended.turns.tolist(), ended.aborted.tolist())
         outcomes = tuple(
-            Outcome(first + task, play, float(end >= 1.0), float(turns), aborted, {"outcome": end})
-            for task, row in enumerate(zip(*columns))
-            for play, (end, turns, aborted) in enumerate(zip(*row))
+            outcome_of(first + task, play, *ending) for task, row in enumerate(zip(*columns)) for play, ending in enumerate(zip(*row))
         )
         formed = {}
         for role in self.roles:
             parts = [fetch((c.rollout.tables[role].where, c.rollout.tables[role].rewards.well_formed), self.mesh) for c in chunks]
             where = np.concatenate([w for w, _ in parts], axis=1)[:, :tasks]
-            good = np.concatenate([f[..., 0] for _, f in parts], axis=1)[:, :tasks]
-            formed[role] = float((good & where).sum() / max(where.sum(), 1))
+            well_formed = np.concatenate([f[..., 0] for _, f in parts], axis=1)[:, :tasks]
+            formed[role] = float((well_formed & where).sum() / max(where.sum(), 1))
         return outcomes, formed
 
     def _episodes(
@@ -224,17 +226,22 @@ class CompiledTeam(Team):
         worth: Mapping[tuple, float] | None = None,
     ) -> list[tuple[dict, dict]]:
         """The first `count` plays, those of one task after each other; `worth` as `_worth` gives it."""
-        found, tasks = [], 0
+        episodes, tasks = [], 0
         for played in chunks:
-            there, plays = played.rollout.episodes.aborted.shape
-            rollout, instances = fetch((played.rollout, played.instances), self.mesh) if count > len(found) else (None, None)
-            for index, play in list(itertools.product(range(there), range(plays)))[: count - len(found)]:
+            environments, plays = played.rollout.episodes.aborted.shape
+            rollout, instances = fetch((played.rollout, played.instances), self.mesh) if count > len(episodes) else (None, None)
+            for index, play in list(itertools.product(range(environments), range(plays)))[: count - len(episodes)]:
                 name = (f"{when}-{step}-{index}" if when == "train" else f"{when}-{tasks + index}") + (f"/{play}" if play else "")
-                mine = {key[2:]: x for key, x in (worth or {}).items() if key[:2] == (index, play)}
-                identity = dict(name=name, step=step, when=when, play=play, advantages=mine)
-                found.append(episode(self.game, rollout, instances, index, dict(players), **identity))
-            tasks += there
-        return found
+                advantages = {key[2:]: x for key, x in (worth or {}).items() if key[:2] == (index, play)}
+                identity = dict(name=name, step=step, when=when, play=play, advantages=advantages)
+                episodes.append(episode(self.game, rollout, instances, index, dict(players), **identity))
+            tasks += environments
+        return episodes
+
+
+def outcome_of(task: int, play: int, outcome: float, turns: int, aborted: bool) -> Outcome:
+    """How a compiled play ended: a success with the whole outcome, 1."""
+    return Outcome(task, play, float(outcome >= 1.0), float(turns), aborted, {"outcome": outcome})
 
 
 # --- compiled functions, kept by what they are made of: teams of one game, of one shape and sampling, share them ------------------------
@@ -274,8 +281,8 @@ def _evaluation_rollout(
     def player_of(params) -> Player:
         models = model_player(game, {role: role for role in configs}, configs, params, temperature)
         scripted, chance = scripted_player(game, **dict(script)), scripted_player(game, **game.random_player)
-        of = {role: {"scripted": scripted, "random": chance}.get(kind, models) for role, kind, _ in seated}
-        return lambda role, states, prompts, keys: of[role](role, states, prompts, keys)
+        players = {role: {"scripted": scripted, "random": chance}.get(kind, models) for role, kind, _ in seated}
+        return lambda role, states, prompts, keys: players[role](role, states, prompts, keys)
 
     return make_rollout(game, mesh, player_of, count, "evaluation.tasks", trajectories=plays)
 

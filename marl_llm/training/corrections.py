@@ -20,21 +20,21 @@ def corrected(rollout: Rollout, table: SampleTable, renderer: Mapping[str, Rende
     role's parser refuses, is left out: nobody should learn it.
     """
     trained = {(sample.instance, sample.call.id): sample for sample in table.samples if sample.where}
-    found, said_by = {}, []
+    samples, speakers = {}, []
     for episode in rollout.episodes:
         for path in episode.trajectories:
             for call, scores in path.scores.items():
                 better = next((score.better for score in scores.values() if score.better), "")
                 sample = trained.get((episode.task.number, call))
-                if not better or sample is None or sample.name in found:
+                if not better or sample is None or sample.name in samples:
                     continue
                 role = rollout.workflow.roles[sample.call.role]
                 ids = spoken_ids(renderer[rollout.assignment.roles[role.name]], better)
                 if len(ids) <= role.max_tokens and legal(role, better, ids):
                     silent = np.zeros(len(ids), np.float32)
-                    found[sample.name] = TokenSample(sample.prompt_ids, np.asarray(ids, np.int32), silent, sample.name)
-                    said_by.append(role.name)
-    return Tokens.of(list(found.values())), said_by
+                    samples[sample.name] = TokenSample(sample.prompt_ids, np.asarray(ids, np.int32), silent, sample.name)
+                    speakers.append(role.name)
+    return Tokens.of(list(samples.values())), speakers
 
 
 def legal(role: Role, text: str, ids: tuple[int, ...]) -> bool:

@@ -35,10 +35,10 @@ def check(folder: pathlib.Path, wanted: Callable[[str], bool]) -> None:
     Raises `ValueError` naming a file that is missing, is not what was written, or was not written at all; `OSError` if one cannot be read.
     """
     known = {name: digest for name, digest in _read(folder).items() if wanted(name)}
-    there = {name for name in _files(folder) if wanted(name)}
-    if missing := sorted(set(known) - there):
+    files = {name for name in _files(folder) if wanted(name)}
+    if missing := sorted(set(known) - files):
         raise ValueError(f"{folder / missing[0]} is missing")
-    if extra := sorted(there - set(known)):
+    if extra := sorted(files - set(known)):
         raise ValueError(f"{folder / extra[0]} does not belong to it: no digest was written for it")
     for name, digest in zip(known, _digests(folder, list(known)), strict=True):
         if digest != known[name]:
@@ -62,8 +62,8 @@ def _read(folder: pathlib.Path) -> dict[str, str]:
 
 def _files(folder: pathlib.Path) -> list[str]:
     """All under a folder that is no folder, links too, without the digests; relative, in one order."""
-    found = [os.path.join(at, name) for at, folders, files in os.walk(folder) for name in [*files, *_links(at, folders)]]
-    return sorted(name for path in found if (name := pathlib.Path(path).relative_to(folder).as_posix()) != FILE)
+    paths = [os.path.join(parent, name) for parent, folders, files in os.walk(folder) for name in [*files, *_links(parent, folders)]]
+    return sorted(name for path in paths if (name := pathlib.Path(path).relative_to(folder).as_posix()) != FILE)
 
 
 def _links(at: str, folders: list[str]) -> list[str]:

@@ -80,17 +80,18 @@ def cut_vocabulary(params: dict, size: int) -> dict:
 
 def teaching_of(student: ModelConfig, roles: Sequence[str], teachers: Mapping[str, Teacher]) -> tuple[Teaching | None, list[Teacher]]:
     """(who teaches whom, the distinct teachers) of a model; (None, []) without any. Raises `ValueError` for another vocabulary."""
-    distinct = list({id(one): one for one in teachers.values()}.values())
-    for role, one in teachers.items():
-        if one.config.vocab_size != student.vocab_size:
+    distinct = list({id(teacher): teacher for teacher in teachers.values()}.values())
+    for role, teacher in teachers.items():
+        if teacher.config.vocab_size != student.vocab_size:
             raise ValueError(
-                f"the teacher of {role} has {one.config.vocab_size} tokens and the student {student.vocab_size}: they need one tokenizer"
+                f"the teacher of {role} has {teacher.config.vocab_size} tokens and the student {student.vocab_size}: they need one "
+                f"tokenizer"
             )
     if not distinct:
         return None, []
-    places = {id(one): place for place, one in enumerate(distinct)}
-    of = tuple(places[id(teachers[role])] if role in teachers else -1 for role in roles)
-    return Teaching(tuple(dataclasses.replace(one.config, value_head=False) for one in distinct), of), distinct
+    places = {id(teacher): place for place, teacher in enumerate(distinct)}
+    teacher_of = tuple(places[id(teachers[role])] if role in teachers else -1 for role in roles)
+    return Teaching(tuple(dataclasses.replace(teacher.config, value_head=False) for teacher in distinct), teacher_of), distinct
 
 
 def agents_beside(teaching: Teaching | None, rows: PackedRows, agent: np.ndarray) -> dict[str, Float[np.ndarray, "B Q"]]:
@@ -119,9 +120,9 @@ def score_taught(
     for place, config in enumerate(teaching.configs):
         taught = [agents == agent + 1 for agent in teaching.agents if teaching.of[agent] == place]
         where = functools.reduce(jnp.logical_or, taught)
-        found = _compare(recipe, (weight, hidden), (config, teachers[place]), rows, scored, where)
-        total += found.divergence
-        gap += jnp.where(where, scored.log_probs - found.teacher_log_probs, 0)
+        comparison = _compare(recipe, (weight, hidden), (config, teachers[place]), rows, scored, where)
+        total += comparison.divergence
+        gap += jnp.where(where, scored.log_probs - comparison.teacher_log_probs, 0)
     return scored, Taught(total, jax.lax.stop_gradient(gap), agents)
 
 
@@ -151,14 +152,14 @@ def add_distillation(recipe: Recipe, teaching: Teaching, loss: tuple[Array, Sums
     log π − log of the teacher's probability.
     """
     total, sums = loss
-    more, _ = reduce_parts(
+    penalty, _ = reduce_parts(
         by_sample(rows, taught.divergence), where=sample_where(rows), how=recipe.loss_aggregation, max_length=recipe.max_length
     )
-    total = total + recipe.distill_coef * more
+    total = total + recipe.distill_coef * penalty
     parts = dict(sums.parts)
     for agent in teaching.agents:
-        mine = taught.agents == agent + 1
-        count = jnp.sum(mine, dtype=jnp.float32)
-        parts[f"distill_kl/{agent}"] = jnp.sum(jnp.where(mine, taught.divergence, 0)), count
-        parts[f"teacher_gap/{agent}"] = jnp.sum(jnp.where(mine, taught.gap, 0)), count
+        where = taught.agents == agent + 1
+        count = jnp.sum(where, dtype=jnp.float32)
+        parts[f"distill_kl/{agent}"] = jnp.sum(jnp.where(where, taught.divergence, 0)), count
+        parts[f"teacher_gap/{agent}"] = jnp.sum(jnp.where(where, taught.gap, 0)), count
     return total, jax.lax.stop_gradient(sums._replace(total=total, parts=parts))

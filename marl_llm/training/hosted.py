@@ -40,7 +40,7 @@ from marl_llm.training.served import CurrentEngine, cache_bytes, check_pool, che
 from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.train_state import TrainState
 from marl_llm.training.update import LearnerOptions
-from marl_llm.workflows import Assignment, Controller, Environment, Inside, Rollout, Scripted, Task, Workflow, WorkflowError
+from marl_llm.workflows import Assignment, Controller, Environment, Inside, Renderer, Rollout, Scripted, Task, Workflow, WorkflowError
 from marl_llm.workflows.controller import EpisodePlayer
 from marl_llm.workflows.cross import check_cross, crossed
 from marl_llm.workflows.metrics import episode_metrics
@@ -54,6 +54,15 @@ def branching_of(recipe: Recipe, assignment: Assignment) -> dict[str, int]:
     if recipe.sampling != "tree":
         return {}
     return {role: recipe.group_size for role, model in assignment.roles.items() if model in assignment.trained}
+
+
+def with_renderers(models: Mapping[str, ModelSpec], environment: Environment) -> dict[str, ModelSpec]:
+    """The models, with the environment's renderer where they have none. Raises `WorkflowError` where it has none either."""
+    specs = {name: spec if spec.renderer else dataclasses.replace(spec, renderer=environment.renderer) for name, spec in models.items()}
+    if mute := [name for name, spec in specs.items() if spec.renderer is None]:
+        name = environment.workflow.name
+        raise WorkflowError(f"the model {mute[0]!r} has no renderer, and neither has environment {name!r}: give ModelSpec(renderer=)")
+    return specs
 
 
 class HostedTeam(Team):
@@ -88,13 +97,9 @@ class HostedTeam(Team):
     ):
         play = play or PlayOptions()
         assignment.check(environment.workflow)
-        models = {n: spec if spec.renderer else dataclasses.replace(spec, renderer=environment.renderer) for n, spec in models.items()}
-        if mute := [name for name, spec in models.items() if spec.renderer is None]:
-            name = environment.workflow.name
-            raise WorkflowError(f"the model {mute[0]!r} has no renderer, and neither has environment {name!r}: give ModelSpec(renderer=)")
-        roles = list(environment.workflow.roles)
+        roles, specs = list(environment.workflow.roles), with_renderers(models, environment)
         common = dict(parts=parts, seed=seed, permute_rewards=permute_rewards, refills=refills)
-        super().__init__(roles, assignment, models, options, mesh, **common)
+        super().__init__(roles, assignment, specs, options, mesh, **common)
         self.environment, self.headline, self._options, self._coaching = environment, environment.headline, play, coaching
         self.budgets = np.asarray([role.max_tokens for role in environment.workflow.roles.values()], np.int32)
         self.corrections, self.trained_coach = (coaching.corrections, coaching.trained) if coaching else (0.0, None)
@@ -118,15 +123,19 @@ class HostedTeam(Team):
         self._own()
         if recipe.joint == "cross":
             check_cross(environment.workflow)
-        branching = branching_of(recipe, assignment)
-        drawn = SamplingParams.to_train(recipe.temperature, recipe.top_k, recipe.top_p)
+        self._training = self._training_controller(trained)
+        tasks = functools.partial(environment.tasks, "train")
+        self._queue = EpisodeQueue(self._training, self.plays, tasks) if play.oversample else None
+
+    def _training_controller(self, workflow: Workflow) -> EpisodePlayer:
+        """Who plays to train, as the recipe samples; the engine is closed if the workflow cannot be played so."""
+        recipe, branching = self.options.recipe, branching_of(self.options.recipe, self.assignment)
+        settings = SamplingParams.to_train(recipe.temperature, recipe.top_k, recipe.top_p)
         try:
-            self._training = self._controller(self._current, assignment, drawn, branching, recipe.pick if branching else None, trained)
+            return self._controller(self._current, self.assignment, settings, branching, recipe.pick if branching else None, workflow)
         except WorkflowError:
             self._current.close()
             raise
-        tasks = functools.partial(environment.tasks, "train")
-        self._queue = EpisodeQueue(self._training, self.plays, tasks) if play.oversample else None
 
     def _own(self) -> None:
         """Makes sure that the team's own models are served, as they are now. With another engine nothing may be under way."""
@@ -190,14 +199,17 @@ class HostedTeam(Team):
         pick: str | None = None,
         workflow: Workflow | None = None,
     ) -> Controller:
-        renderer = {name: learner.spec.renderer for name, learner in self.learners.items()}
-        renderer |= {f"{role} as {name}": renderer[name] for role, name in self.assignment.roles.items() if name in renderer}
-        o, (alpha, local_weight) = self._options, self.options.recipe.reward_weights
-        limits = dict(attempts=o.attempts, timeout_s=o.timeout_s, concurrency=o.concurrency)
+        options, (alpha, local_weight) = self._options, self.options.recipe.reward_weights
         return Controller(
-            workflow or self.environment.workflow, assignment, engine, renderer, branching=branching, settings=settings, pick=pick,
-            draw=self._pick, alpha=alpha, local_weight=local_weight, **limits,
+            workflow or self.environment.workflow, assignment, engine, self._renderers(), branching=branching, settings=settings, pick=pick,
+            draw=self._pick, alpha=alpha, local_weight=local_weight, attempts=options.attempts, timeout_s=options.timeout_s,
+            concurrency=options.concurrency,
         )  # fmt: skip
+
+    def _renderers(self) -> dict[str, Renderer]:
+        """Of the models, and of those that take a role's seat in an evaluation."""
+        renderers = {name: learner.spec.renderer for name, learner in self.learners.items()}
+        return renderers | {f"{role} as {name}": renderers[name] for role, name in self.assignment.roles.items() if name in renderers}
 
     def close(self) -> None:
         """Stops engines and threads. A step that is being played ahead is given up."""
@@ -253,8 +265,7 @@ class HostedTeam(Team):
         if self._options.weight_update == "in_flight":
             figures["mixed_share"] = float(np.mean([s.call.versions is not None for s in trained])) if trained else 0.0
         figures |= self._coaching.looked(figures) if self._coaching else {}
-        spoken = {name: learner.spec.renderer for name, learner in self.learners.items()}
-        better = corrected(rollout, samples, spoken) if self.corrections else None
+        better = corrected(rollout, samples, self._renderers()) if self.corrections else None
         return Batch(step, self.roles, tokens, table, version, figures, self._recorder(rollout, samples), better, rollout)
 
     def _rollout(self, step: int, first: int, count: int, over: int) -> tuple[Rollout, Mapping[int, Given]]:
@@ -286,8 +297,8 @@ class HostedTeam(Team):
         self._own()
         rounds = self.refills.rounds(play_round, step, first, count)
         chosen = chosen_tasks(rounds, count)
-        episodes = [episode for one in rounds for episode in one.played.episodes]
-        rollout = dataclasses.replace(rounds[0].played, episodes=tuple(one for one in episodes if one.task.number in set(chosen)))
+        episodes = [episode for refill in rounds for episode in refill.played.episodes if episode.task.number in set(chosen)]
+        rollout = dataclasses.replace(rounds[0].played, episodes=tuple(episodes))
         samples = sample_table(rollout)
         version = np.asarray([version_of(self._given, s.call) for s in samples.trained()], np.int32)
         figures, record = refill_figures(rounds, chosen), self._recorder(rollout, samples)
@@ -295,7 +306,7 @@ class HostedTeam(Team):
         return Batch(step, self.roles, *from_table(samples, self.budgets), version, figures, record, rollout=rollout, left_out=left_out)
 
     def _recorder(self, rollout: Rollout, trained: SampleTable | None = None) -> Callable:
-        tokenizers = {name: learner.spec.renderer.tokenizer for name, learner in self.learners.items()}
+        tokenizers = {name: renderer.tokenizer for name, renderer in self._renderers().items()}
         return recorder(rollout, tokenizers, self.headline, trained)
 
     def prepare(self, step: int, first: int, count: int) -> None:
@@ -322,14 +333,15 @@ class HostedTeam(Team):
         play = play or (lambda: self._played(controller, tasks, step, plays))
         if not processes.spans(self.mesh):
             return play()
-        own, parts = processes.gathered_from_all(play, lambda rollout: (rollout.episodes, dict(rollout.hung)))
+        share, parts = processes.gathered_from_all(play, lambda rollout: (rollout.episodes, dict(rollout.hung)))
         order = {task.number: place for place, task in enumerate(tasks)}
-        episodes = sorted((one for episodes, _ in parts for one in episodes), key=lambda one: (order[one.task.number], one.play))
+        episodes = [episode for episodes, _ in parts for episode in episodes]
+        episodes.sort(key=lambda episode: (order[episode.task.number], episode.play))
         controller.check_played(episodes)
         hung: collections.Counter = collections.Counter()
-        for _, counted in parts:
-            hung.update(counted)
-        return dataclasses.replace(own, episodes=tuple(episodes), hung=dict(hung))
+        for _, counts in parts:
+            hung.update(counts)
+        return dataclasses.replace(share, episodes=tuple(episodes), hung=dict(hung))
 
     def demonstrate(self, step: int, count: int) -> tuple[Tokens, list[str]]:
         """See `Team.demonstrate`. Raises `WorkflowError` if the environment has no scripted player."""
@@ -346,14 +358,14 @@ class HostedTeam(Team):
         evaluation of other models than the team's own, ask again."""
         self._own()
         roles = {role: name for role, name in self.assignment.roles.items() if name in self.learners}
-        found = {}
+        answers = {}
         for role, name in roles.items():
             learner, sizes = self.learners[name], self.environment.workflow.roles[role]
-            found[role] = policy_answers(
+            answers[role] = policy_answers(
                 self._current.engine, name, learner.spec.renderer, max_prompt=sizes.max_prompt, max_tokens=sizes.max_tokens,
                 version=learner.version,
             )  # fmt: skip
-        return found
+        return answers
 
     # ------------------------------------------------------------------------------------------------ measuring
     def evaluate(
@@ -368,10 +380,11 @@ class HostedTeam(Team):
             rollout = self._shared(controller, self.environment.tasks(split, first, tasks), EVALUATION, plays)
         samples = sample_table(rollout, training=())
         figures, outcomes = hosted_figures(rollout, samples, self.headline, self.options.recipe), []
-        for one in rollout.episodes:
-            team = episode_metrics(self.environment.workflow, one)
-            turns = 0.0 if one.aborted else sum(path.turns for path in one.trajectories) / len(one.trajectories)
-            outcomes.append(Outcome(one.task.number, one.play, team.get(self.headline, 0.0), turns, one.aborted, team, one.task.cluster))
+        for episode in rollout.episodes:
+            metrics, aborted, task = episode_metrics(self.environment.workflow, episode), episode.aborted, episode.task
+            turns = 0.0 if aborted else sum(path.turns for path in episode.trajectories) / len(episode.trajectories)
+            score = metrics.get(self.headline, 0.0)
+            outcomes.append(Outcome(task.number, episode.play, score, turns, aborted, metrics, task.cluster))
         formed = {role: figures[f"role/{role}/well_formed"] for role in self.roles}
         seated = {role: str(seat) for role, seat in table.items()}
         return Evaluation(split, seated, temperature, self.headline, tuple(outcomes), formed, figures, self._recorder(rollout), rollout)

@@ -127,13 +127,13 @@ class Learner:
         head = options.has_critic and options.critic == "head"
         self.spec, self.options, self.mesh = dataclasses.replace(spec, params={}, teachers={}), options, mesh
         teaching, teachers = teaching_of(spec.config, roles, spec.teachers if options.recipe.distill_coef else {})
-        self._teachers = tuple(frozen_base(one.config, one.params, mesh) for one in teachers)
+        self._teachers = tuple(frozen_base(teacher.config, teacher.params, mesh) for teacher in teachers)
         self.config = dataclasses.replace(spec.config, value_head=True) if head else spec.config
         self._imitate, self._update, self._token_kl = _programs(spec.config, spec.lora, mesh, options, teaching)
         self.base = (frozen_base(spec.config, spec.params, mesh) if base is None else base) if spec.lora else None
-        whole = with_value_head(spec.params) if head and "value_head" not in spec.params else spec.params
+        params = with_value_head(spec.params) if head and "value_head" not in spec.params else spec.params
         stacked = self.base is not None and is_stacked(self.base)
-        self.trained = Trained(self._policy(init_adapters(spec.config, key, spec.lora, stacked) if spec.lora else whole))
+        self.trained = Trained(self._policy(init_adapters(spec.config, key, spec.lora, stacked) if spec.lora else params))
         self.start_rl()
 
     def _policy(self, params: dict) -> TrainState:

@@ -10,6 +10,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from jaxtyping import Array, Shaped
 
 from marl_llm.models.config import ModelConfig
 from marl_llm.models.serving import is_large
-from marl_llm.models.sharding import AXES, Rules, use_rules
+from marl_llm.models.sharding import AXES, TRAIN, Rules, use_rules
 
 TEAMS = "teams"  # the axis of a mesh whose devices hold different teams (`teams_mesh`)
 _PRODUCTS = "xla_cpu_experimental_ynn_fusion_type"  # which products YNNPACK takes
@@ -99,8 +100,8 @@ def make_mesh(data: int | None = None, fsdp: int = 1, tensor: int = 1, devices=N
     data = len(devices) // (fsdp * tensor) if data is None else data
     size = data * fsdp * tensor
     if min(data, fsdp, tensor) < 1 or size > len(devices):
-        asked = f"data={data} x fsdp={fsdp} x tensor={tensor}"
-        raise ValueError(f"mesh: {asked} devices asked for, {len(devices)} are there ({devices[0].platform})")
+        sizes = f"data={data} x fsdp={fsdp} x tensor={tensor}"
+        raise ValueError(f"mesh: {sizes} devices asked for, {len(devices)} are there ({devices[0].platform})")
     # Auto axes: what is not a per-device program of `over_data` is left to the compiler
     return Mesh(devices[:size].reshape(data, fsdp, tensor), AXES, axis_types=(AxisType.Auto,) * 3)
 
@@ -110,12 +111,12 @@ def own_mesh(mesh: Mesh) -> Mesh:
 
     Splits over 'fsdp' and 'tensor' stay where they lie within the process, else the devices all go along 'data'.
     """
-    here = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
-    if len(here) == mesh.size:
+    devices = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    if len(devices) == mesh.size:
         return mesh
     inner = (mesh.shape["fsdp"], mesh.shape["tensor"])
-    inner = inner if len(here) % (inner[0] * inner[1]) == 0 else (1, 1)
-    return make_mesh(None, *inner, devices=here)
+    inner = inner if len(devices) % (inner[0] * inner[1]) == 0 else (1, 1)
+    return make_mesh(None, *inner, devices=devices)
 
 
 def serving_mesh(mesh: Mesh, tensor: int | None) -> Mesh:
@@ -171,6 +172,12 @@ def over_data(f, mesh: Mesh, rules: Rules, in_specs, out_specs):
     return program
 
 
+def compiled_step(step: Callable, config: ModelConfig, mesh: Mesh, in_specs: tuple, results: int) -> Callable:
+    """An optimizer step over the mesh, compiled. Its state, the first argument, is donated; its results lie on all devices."""
+    mapped = over_data(step, mesh, TRAIN, in_specs=in_specs, out_specs=(P(),) * results)
+    return jax.jit(mapped, donate_argnums=(0,), compiler_options=update_options(config))
+
+
 def summed(tree, axis: str | None):
     """Sums over the devices of a per-device program.
 
@@ -195,8 +202,8 @@ def _summed_in_order(x: Shaped[Array, "X"], axis: str) -> Shaped[Array, "X"]:
     """Each device adds one piece of all devices' arrays, then all pieces go to all: what an all-reduce sends, in one order of summation."""
     devices = jax.lax.axis_size(axis)
     pieces = jnp.pad(x, (0, -x.size % devices)).reshape(devices, -1)
-    mine = jnp.sum(jax.lax.all_to_all(pieces, axis, 0, 0), axis=0)
-    return jax.lax.all_gather(mine, axis, tiled=True)[: x.size]
+    piece = jnp.sum(jax.lax.all_to_all(pieces, axis, 0, 0), axis=0)
+    return jax.lax.all_gather(piece, axis, tiled=True)[: x.size]
 
 
 def largest(tree, axis: str | None):

@@ -15,12 +15,17 @@ from marl_llm.training.packing import Tokens
 from marl_llm.training.steps import mean_metrics
 
 
+def seed_of_step(seed: int, step: int) -> int:
+    """The seed of the order of a step's prompts, in a run of this seed."""
+    return int(np.random.SeedSequence((seed, step)).generate_state(1)[0]) % 2**31
+
+
 def prompts_of(tokens: Tokens, table: Samples, chosen: np.ndarray) -> list[list[int]]:
     """The chosen samples that have one prompt of one task, together: what a minibatch counts."""
-    found: dict[tuple[int, int], list[int]] = {}
+    prompts: dict[tuple[int, int], list[int]] = {}
     for i in chosen.tolist():
-        found.setdefault((int(table.instance[i]), int(tokens.prompt[i])), []).append(i)
-    return list(found.values())
+        prompts.setdefault((int(table.instance[i]), int(tokens.prompt[i])), []).append(i)
+    return list(prompts.values())
 
 
 def minibatches_of(prompts: list[list[int]], minibatch: int, epochs: int, seed: int) -> list[list[int]]:
@@ -28,11 +33,11 @@ def minibatches_of(prompts: list[list[int]], minibatch: int, epochs: int, seed: 
 
     `prompts`: the samples of each prompt. `seed`: with the epoch's number, of their order.
     """
-    steps, out = -(-len(prompts) // minibatch), []
+    steps, minibatches = -(-len(prompts) // minibatch), []
     for epoch in range(epochs if prompts else 0):
         order = np.random.default_rng((seed, epoch)).permutation(len(prompts))
-        out += [[i for f in sorted(part) for i in prompts[f]] for part in np.array_split(order, steps)]
-    return out
+        minibatches += [[i for prompt in sorted(part) for i in prompts[prompt]] for part in np.array_split(order, steps)]
+    return minibatches
 
 
 def over_minibatches(step: Callable, state, minibatches: Sequence[list[int]], packed: Callable):

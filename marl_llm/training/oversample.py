@@ -128,8 +128,9 @@ class EpisodeQueue:
                 self._groups[group.task.number] = group
         tasks = [group.task for group in groups]
         play = functools.partial(self._controller.play, tasks, step, self._plays, share=True, heard=self._add)
-        self._rollouts = [*(one for one in self._rollouts if one.thread.is_alive()), BackgroundRollout.start(play, step, places, given)]
-        self._rollouts[-1].rollout.add_done_callback(self._end)
+        begun = BackgroundRollout.start(play, step, places, given)
+        begun.rollout.add_done_callback(self._end)
+        self._rollouts = [*(rollout for rollout in self._rollouts if rollout.thread.is_alive()), begun]
 
     def _add(self, episode: Episode) -> None:
         with self._changed:

@@ -27,10 +27,10 @@ def split_evenly(names: Iterable[str], positions: int) -> dict[str, tuple[int, .
     if len(names) < 2:
         raise PlacementError(f"placement='split' needs two models at least, here is {', '.join(names)} alone: use 'shared'")
     if positions % len(names):
-        said = f"{len(names)} models ({', '.join(names)}) do not divide {positions} devices along 'data'"
-        raise PlacementError(f"placement='split': {said}: set config.devices to a multiple, or say who has which, e.g. {names[0]}:0")
-    each = positions // len(names)
-    return {name: tuple(range(n * each, (n + 1) * each)) for n, name in enumerate(names)}
+        sizes = f"{len(names)} models ({', '.join(names)}) do not divide {positions} devices along 'data'"
+        raise PlacementError(f"placement='split': {sizes}: set config.devices to a multiple, or say who has which, e.g. {names[0]}:0")
+    size = positions // len(names)
+    return {name: tuple(range(n * size, (n + 1) * size)) for n, name in enumerate(names)}
 
 
 def parts_of(table: Mapping[str, tuple[int, ...]], models: Iterable[str], mesh: Mesh) -> dict[str, Mesh]:
@@ -39,27 +39,27 @@ def parts_of(table: Mapping[str, tuple[int, ...]], models: Iterable[str], mesh: 
     Raises `PlacementError` for models that are missing or unknown, positions that are not there or given to nobody, parts that overlap
     without being equal, and a mesh of several processes.
     """
-    there, models = mesh.shape["data"], tuple(models)
+    positions, models = mesh.shape["data"], tuple(models)
     if processes.spans(mesh):
         raise PlacementError("placement: parts of the devices need one process, and this run has several: use placement='shared'")
     if wrong := sorted(set(table) ^ set(models)):
-        what = "is no model of this run" if wrong[0] not in models else "has no devices"
-        raise PlacementError(f"placement: {wrong[0]!r} {what}; name each of {', '.join(models)} once")
+        why = "is no model of this run" if wrong[0] not in models else "has no devices"
+        raise PlacementError(f"placement: {wrong[0]!r} {why}; name each of {', '.join(models)} once")
     for name, part in table.items():
-        if not part or len(set(part)) != len(part) or not set(part) <= set(range(there)):
-            raise PlacementError(f"placement: {name} has the positions {part}; along 'data' there are 0 to {there - 1}, each once")
+        if not part or len(set(part)) != len(part) or not set(part) <= set(range(positions)):
+            raise PlacementError(f"placement: {name} has the positions {part}; along 'data' there are 0 to {positions - 1}, each once")
     parts = {name: frozenset(part) for name, part in table.items()}
-    for one in parts:
-        if mixed := [other for other in parts if parts[one] != parts[other] and parts[one] & parts[other]]:
-            raise PlacementError(f"placement: {one} and {mixed[0]} share some devices but not all; give them the same, or none alike")
-    if idle := sorted(set(range(there)) - frozenset().union(*parts.values())):
+    for model in parts:
+        if mixed := [other for other in parts if parts[model] != parts[other] and parts[model] & parts[other]]:
+            raise PlacementError(f"placement: {model} and {mixed[0]} share some devices but not all; give them the same, or none alike")
+    if idle := sorted(set(range(positions)) - frozenset().union(*parts.values())):
         raise PlacementError(f"placement: nobody has the devices {', '.join(map(str, idle))}; name them, or lower config.devices")
-    made: dict[frozenset, Mesh] = {}
+    meshes: dict[frozenset, Mesh] = {}
     for part in parts.values():
-        if part not in made:
+        if part not in meshes:
             devices = mesh.devices[sorted(part)]
-            made[part] = make_mesh(len(part), mesh.shape["fsdp"], mesh.shape["tensor"], devices=devices)
-    return {name: made[part] for name, part in parts.items()}
+            meshes[part] = make_mesh(len(part), mesh.shape["fsdp"], mesh.shape["tensor"], devices=devices)
+    return {name: meshes[part] for name, part in parts.items()}
 
 
 def at_once(parts: Mapping[str, Mesh], names: Iterable[str], work: Callable[[str], Any]) -> dict[str, Any]:
@@ -75,8 +75,8 @@ def at_once(parts: Mapping[str, Mesh], names: Iterable[str], work: Callable[[str
         return {name: work(name) for name in group}
 
     if len(groups) < 2:
-        return {name: found for group in groups.values() for name, found in by_turns(group).items()}
+        return {name: results for group in groups.values() for name, results in by_turns(group).items()}
     with concurrent.futures.ThreadPoolExecutor(len(groups), "part of the devices") as threads:
         running = [threads.submit(contextvars.copy_context().run, by_turns, group) for group in groups.values()]
-    found = {name: value for one in running for name, value in one.result().items()}
-    return {name: found[name] for name in names}
+    results = {name: value for future in running for name, value in future.result().items()}
+    return {name: results[name] for name in names}

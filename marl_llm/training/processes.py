@@ -64,8 +64,8 @@ def parse(how: str, environment: Mapping[str, str] | None = None) -> tuple[str |
         if launcher in ("MARL_LLM variables", "JobSet"):
             place, count, rank = (env[name] for name in names)
             if not (re.fullmatch(r"\S+:\d+", place) and count.isdigit() and rank.isdigit()):
-                said = ", ".join(f"{name}={env[name]!r}" for name in names)
-                raise ProcessError(f"{launcher}: {said} must be host:port, a number and a number")
+                values = ", ".join(f"{name}={env[name]!r}" for name in names)
+                raise ProcessError(f"{launcher}: {values} must be host:port, a number and a number")
             return _checked(place, int(count), int(rank), launcher)
         return None, None, None
     if environment is None and _on_tpu_vm():
@@ -93,12 +93,12 @@ def _checked(place: str, count: int, rank: int, who: str) -> tuple[str, int, int
 
 def start(how: str, lost_after_s: float = 120.0, initialization_timeout_s: int = 300) -> int:
     """Joins the other processes, before anything touches a device; returns how many there are. Raises `ProcessError`."""
-    found = parse(how)
-    if found is None:
+    address = parse(how)
+    if address is None:
         return 1
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from `marl_llm.runs.stopping`
-    place, count, rank = found
+    place, count, rank = address
     patience = int(2 * lost_after_s) + 30  # `Watch` speaks first, and names the process
     try:
         jax.distributed.initialize(
@@ -191,12 +191,12 @@ def exchange(value: Any) -> list[Any]:
     from jax.experimental.multihost_utils import process_allgather
 
     try:
-        said = np.frombuffer(pickle.dumps(value), np.uint8)
+        message = np.frombuffer(pickle.dumps(value), np.uint8)
     except Exception as error:  # a value of a user's own class may refuse in its own way
         raise ProcessError(f"this value cannot go to the other processes ({error}); use plain values: numbers, texts, arrays") from error
-    sizes = process_allgather(np.asarray([said.size], np.int32)).reshape(-1)
+    sizes = process_allgather(np.asarray([message.size], np.int32)).reshape(-1)
     room = 1 << int(sizes.max() - 1).bit_length()  # few shapes, few compilations
-    rows = process_allgather(np.pad(said, (0, room - said.size)))
+    rows = process_allgather(np.pad(message, (0, room - message.size)))
     return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows.reshape(len(sizes), room), sizes, strict=True)]
 
 
@@ -220,16 +220,16 @@ def posted(topic: str, said: str, timeout_s: float) -> list[str]:
 
 def gathered_from_all(play: Callable[[], Any], part: Callable[[Any], Any]) -> tuple[Any, list[Any]]:
     """(what `play` returned here, `part` of what it returned on every process, by rank). What it raises on one, is raised on all."""
-    own, failure = None, None
+    rollout, failure = None, None
     try:
-        own = play()
+        rollout = play()
     except Exception as error:  # told to all, so that nobody waits for it
         failure = error
-    every = exchange((None if failure else part(own), failure and _plain(failure)))
-    for rank, (_, problem) in enumerate(every):
+    shares = exchange((None if failure else part(rollout), failure and _plain(failure)))
+    for rank, (_, problem) in enumerate(shares):
         if problem is not None:
             raise failure if failure is not None else type(problem)(f"process {rank}: {problem}")
-    return own, [one for one, _ in every]
+    return rollout, [share for share, _ in shares]
 
 
 def from_first(decide: Callable[[], Any]) -> Any:
@@ -264,18 +264,18 @@ def agreed_stop(step: int, asked: bool, **figures: float | int) -> bool:
     """
     if jax.process_count() == 1:
         return asked
-    every = exchange({"asked": asked, "step": step} | figures)
-    compare(f"step {step}", [{name: x for name, x in one.items() if name != "asked"} for one in every])
-    return any(one["asked"] for one in every)
+    of_processes = exchange({"asked": asked, "step": step} | figures)
+    compare(f"step {step}", [{name: x for name, x in figures_of.items() if name != "asked"} for figures_of in of_processes])
+    return any(figures_of["asked"] for figures_of in of_processes)
 
 
 def compare(what: str, every: list[dict[str, float | int]]) -> None:
     """Raises `ProcessError` unless all processes have the figures of process 0; `every` is by rank. NaN equals NaN."""
     wrong = [
-        f"process {rank} has {name}={one[name]!r}, process 0 has {every[0][name]!r}"
-        for rank, one in enumerate(every)
-        for name in one
-        if one[name] != every[0][name] and not (one[name] != one[name] and every[0][name] != every[0][name])
+        f"process {rank} has {name}={values[name]!r}, process 0 has {every[0][name]!r}"
+        for rank, values in enumerate(every)
+        for name in values
+        if values[name] != every[0][name] and not (values[name] != values[name] and every[0][name] != every[0][name])
     ]
     if wrong:
         raise ProcessError(f"{what}: the processes do not agree: {'; '.join(wrong[:6])}. Nothing of that step was saved")
@@ -324,8 +324,8 @@ class Watch:
         if isinstance(error, Exception):
             self._find_the_lost(collective=type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError"))
             try:
-                said = f"{type(error).__name__}: {error}"[:500]
-                _state().client.key_value_set(f"{_ENDED}/{jax.process_index()}", said, allow_overwrite=True)
+                message = f"{type(error).__name__}: {error}"[:500]
+                _state().client.key_value_set(f"{_ENDED}/{jax.process_index()}", message, allow_overwrite=True)
             except Exception as gone:  # the coordinator itself may be gone
                 print(f"the other processes could not be told: {gone}", file=sys.stderr)
             time.sleep(3 * BEAT_S if leads() else 0)  # process 0 holds the others' board

@@ -86,8 +86,8 @@ def _check_reply(line: dict, roles: Sequence[str], temperature: float, where: st
         raise RecordError(f"{where}: the model {line.get('model')!r} is no role; the roles are {', '.join(roles)}")
     drawn = {"temperature": line.get("temperature"), "top_p": line.get("top_p")}
     if drawn != {"temperature": temperature, "top_p": 1.0}:
-        said = ", ".join(f"{name}={value}" for name, value in drawn.items())
-        raise RecordError(f"{where}: it was drawn with {said}; to be trained on it needs temperature={temperature:g}, top_p=1")
+        settings = ", ".join(f"{name}={value}" for name, value in drawn.items())
+        raise RecordError(f"{where}: it was drawn with {settings}; to be trained on it needs temperature={temperature:g}, top_p=1")
 
 
 def _check_reward(line: dict, roles: Sequence[str], where: str) -> None:
@@ -119,9 +119,9 @@ def batch_of(plays: dict[str, dict[int, dict]], paid: dict[str, dict], roles: tu
             turns[role] += 1
             if line["ids"]:  # a reply without a token is nothing to learn from
                 samples.append(TokenSample(line["prompt"], line["ids"], line["sampled_log_probs"], f"{episode}, reply {order}"))
-                found = (tasks.setdefault(task, len(tasks)), roles.index(role), turns[role] - 1, order, trajectory)
+                identity = (tasks.setdefault(task, len(tasks)), roles.index(role), turns[role] - 1, order, trajectory)
                 earned = (float(pay.get("reward", 0.0)), float(pay.get("rewards", {}).get(role, 0.0)), int(line["version"]))
-                for column, value in zip(columns.values(), (*found, *earned), strict=True):
+                for column, value in zip(columns.values(), (*identity, *earned), strict=True):
                     column.append(value)
     tokens, count = Tokens.of(samples), len(samples)
     version = np.asarray(columns.pop("version"), np.int32)

@@ -47,12 +47,11 @@ def recorder(
 
 def _spelled(play: dict, drawn: dict, tokenizers: Mapping[str, Tokenizer]) -> dict[str, Any]:
     """The texts of a play's tokens, by model, for people."""
-    found: dict[str, Any] = {"pieces": {}, "specials": []}
+    texts: dict[str, Any] = {"pieces": {}, "specials": []}
     for step in drawn["steps"]:
         model = play["roles"][step["role"]]
-        name = model.partition(" as ")[2] or model  # a guest of an evaluation is called "role as model"
-        if name in tokenizers:
-            ids = [*step["prompt_ids"], *(i for one in step["responses"] for i in one["ids"])]
-            found["pieces"].setdefault(model, {}).update(pieces_of(tokenizers[name], ids))
-            found["specials"] = sorted({*found["specials"], *tokenizers[name].special_ids})
-    return found
+        if model in tokenizers:
+            ids = [*step["prompt_ids"], *(i for response in step["responses"] for i in response["ids"])]
+            texts["pieces"].setdefault(model, {}).update(pieces_of(tokenizers[model], ids))
+            texts["specials"] = sorted({*texts["specials"], *tokenizers[model].special_ids})
+    return texts

@@ -69,12 +69,12 @@ def signal_of(recipe: Recipe, tokens: Tokens, table: Samples) -> Signal:
     rows = np.flatnonzero(table.where)
     keys = np.stack([np.asarray(table.instance), *(np.asarray(getattr(table, axis)) for axis in recipe.group_by)], axis=1)[rows]
     _, first = np.unique(keys, axis=0, return_index=True)
-    found: dict[int, tuple[int, int]] = {}
+    signal: dict[int, tuple[int, int]] = {}
     for row in rows[first].tolist():
         task = int(table.instance[row])
-        differing, groups = found.get(task, (0, 0))
-        found[task] = differing + int(not tied[row]), groups + 1
-    return found
+        differing, groups = signal.get(task, (0, 0))
+        signal[task] = differing + int(not tied[row]), groups + 1
+    return signal
 
 
 def tasks_of_round(count: int, missing: int, devices: int) -> int:
@@ -92,19 +92,19 @@ def tasks_of_round(count: int, missing: int, devices: int) -> int:
 
 def chosen_tasks(rounds: Sequence[RefillRound], count: int) -> list[int]:
     """The tasks that a step trains on, in the order of the split: those with signal first, then tied ones, then those without a sample."""
-    signal = {number: found for one in rounds for number, found in one.signal.items()}
+    signal = {number: counts for refill in rounds for number, counts in refill.signal.items()}
 
     def rank(number: int) -> int:
         return 2 if number not in signal else 0 if signal[number][0] else 1
 
-    numbers = [number for one in rounds for number in one.numbers]
+    numbers = [number for refill in rounds for number in refill.numbers]
     chosen = set(sorted(numbers, key=rank)[:count])  # sorted keeps the order of the split among equals
     return [number for number in numbers if number in chosen]
 
 
 def tasks_left_out(rounds: Sequence[RefillRound], chosen: Sequence[int]) -> tuple[int, ...]:
     """The tasks that were played and are not trained on, in the order of the split."""
-    return tuple(number for one in rounds for number in one.numbers if number not in set(chosen))
+    return tuple(number for refill in rounds for number in refill.numbers if number not in set(chosen))
 
 
 def refill_figures(rounds: Sequence[RefillRound], chosen: Sequence[int]) -> dict[str, float]:
@@ -114,16 +114,16 @@ def refill_figures(rounds: Sequence[RefillRound], chosen: Sequence[int]) -> dict
     returns differ in the first round and in what the step trains on; `refills/tied`, tasks without signal; `refills/unused`, tasks with
     signal that the step did not need; `refills/filled_up`, tasks without signal that it trains on all the same.
     """
-    signal = {number: found for one in rounds for number, found in one.signal.items()}
-    drawn = [number for one in rounds for number in one.numbers]
+    signal = {number: counts for refill in rounds for number, counts in refill.signal.items()}
+    drawn = [number for refill in rounds for number in refill.numbers]
     differing = {number for number in drawn if signal.get(number, (0, 0))[0]}
 
     def share(numbers: Sequence[int]) -> float:
-        found = [signal[number] for number in numbers if number in signal]
-        return sum(some for some, _ in found) / max(sum(groups for _, groups in found), 1)
+        counts = [signal[number] for number in numbers if number in signal]
+        return sum(differing_groups for differing_groups, _ in counts) / max(sum(groups for _, groups in counts), 1)
 
     figures = dict(rounds[0].figures)
-    figures |= {name: sum(one.figures[name] for one in rounds) for name in SUMMED if name in figures}
+    figures |= {name: sum(refill.figures[name] for refill in rounds) for name in SUMMED if name in figures}
     return figures | {
         "refills/rounds": float(len(rounds) - 1),
         "refills/tasks": float(len(drawn)),
@@ -158,18 +158,18 @@ class Refills:
         """
         extra = self.extra.get(step, max(self.extra.values(), default=0))
         position, size, differing = first + extra, count, 0
-        found: list[RefillRound] = []
+        rounds: list[RefillRound] = []
         drawn: set[int] = set()
-        while (one := play(position, size, drawn)) is not None:
-            found.append(one)
+        while (refill := play(position, size, drawn)) is not None:
+            rounds.append(refill)
             position += size
-            drawn |= set(one.numbers)
-            differing += sum(bool(some) for some, _ in one.signal.values())
-            if differing >= count or len(found) > self.limit:
+            drawn |= set(refill.numbers)
+            differing += sum(bool(differing_groups) for differing_groups, _ in refill.signal.values())
+            if differing >= count or len(rounds) > self.limit:
                 break
             size = tasks_of_round(count, count - differing, self._devices)
         self.extra = {step: extra, step + 1: position - first - count}
-        return found
+        return rounds
 
     def state(self) -> dict[str, Any]:
         """As JSON, for a checkpoint; empty where nothing is refilled."""

@@ -49,7 +49,7 @@ def summarise(rollout: CompiledRollout) -> dict[str, Float[Array, ""]]:
     def share(x):
         return jnp.sum(jnp.where(played, x, 0)) / jnp.maximum(jnp.sum(played), 1)
 
-    out = {
+    figures = {
         "success": share(rollout.episodes.outcome >= 1.0),
         "turns": share(rollout.episodes.turns),
         "aborted": jnp.mean(rollout.episodes.aborted),
@@ -62,7 +62,7 @@ def summarise(rollout: CompiledRollout) -> dict[str, Float[Array, ""]]:
         def mean(x, where=where):
             return jnp.sum(jnp.where(where, x, 0)) / jnp.maximum(jnp.sum(where), 1)
 
-        out |= {
+        figures |= {
             f"role/{role}/team": mean(table.rewards.team),
             f"role/{role}/local": mean(table.rewards.local),
             f"role/{role}/well_formed": mean(table.rewards.well_formed),
@@ -70,12 +70,12 @@ def summarise(rollout: CompiledRollout) -> dict[str, Float[Array, ""]]:
             f"role/{role}/entropy": jnp.sum(jnp.where(token_where, table.responses.entropy, 0))
             / jnp.maximum(jnp.sum(token_where), 1),
         }
-        out |= {f"role/{role}/component/{name}": mean(part) for name, part in table.rewards.components.items()}
+        figures |= {f"role/{role}/component/{name}": mean(part) for name, part in table.rewards.components.items()}
         samples, tokens = samples + jnp.sum(where), tokens + jnp.sum(token_where)
         prompts = prompts + jnp.sum(table.where)
         prompt_tokens = prompt_tokens + jnp.sum(table.prompt.where & table.where[..., None])
-    out |= summarise_credit(rollout)
-    return out | {"samples": samples, "sampled_tokens": tokens, "prompts": prompts, "prompt_tokens": prompt_tokens}
+    figures |= summarise_credit(rollout)
+    return figures | {"samples": samples, "sampled_tokens": tokens, "prompts": prompts, "prompt_tokens": prompt_tokens}
 
 
 def summarise_credit(rollout: CompiledRollout) -> dict[str, Float[Array, ""]]:
@@ -83,9 +83,9 @@ def summarise_credit(rollout: CompiledRollout) -> dict[str, Float[Array, ""]]:
     credits = {role: table.credit for role, table in rollout.tables.items() if table.credit is not None}
     if not credits:
         return {}
-    counts = {role: jnp.sum(one.replayed) for role, one in credits.items()}
-    out = {f"role/{role}/credit": jnp.sum(one.gained) / jnp.maximum(counts[role], 1) for role, one in credits.items()}
-    return out | {"replays": sum(counts.values()), "replayed_tokens": sum(jnp.sum(one.tokens) for one in credits.values())}
+    counts = {role: jnp.sum(credit.replayed) for role, credit in credits.items()}
+    figures = {f"role/{role}/credit": jnp.sum(credit.gained) / jnp.maximum(counts[role], 1) for role, credit in credits.items()}
+    return figures | {"replays": sum(counts.values()), "replayed_tokens": sum(jnp.sum(credit.tokens) for credit in credits.values())}
 
 
 def make_rollout(game: Game, mesh: Mesh, player_of: Callable[[dict], Player], environments: int, what: str = "tasks", **options):
@@ -101,8 +101,8 @@ def make_rollout(game: Game, mesh: Mesh, player_of: Callable[[dict], Player], en
     """
     local = _local_rollout(game, player_of, share_of(mesh, environments, what), data_axis(mesh), options)
     by_env = P(None, "data")
-    out = (P("data"), CompiledRollout(by_env, Episodes(*(P("data"),) * 4), by_env), P("data"))
-    mapped = over_data(local, mesh, SAMPLE, in_specs=(P(),) * 5, out_specs=out)
+    specs = (P("data"), CompiledRollout(by_env, Episodes(*(P("data"),) * 4), by_env), P("data"))
+    mapped = over_data(local, mesh, SAMPLE, in_specs=(P(),) * 5, out_specs=specs)
 
     def run(params, first, key, split=TRAIN, step=0):
         rows, rollout, instances = mapped(params, first, key, *(jnp.asarray(x, jnp.int32) for x in (split, step)))
@@ -154,8 +154,8 @@ def _local_rollout(game: Game, player_of: Callable[[dict], Player], share: int, 
         player = player_of(params)
         rollout = play(game, player, instances, env, sample_key, step=step, **options)
         if replayed:
-            found = counterfactual_credit(game, player, instances, env, sample_key, rollout, step=step, **replayed)
-            rollout = rollout._replace(tables={role: table._replace(credit=found[role]) for role, table in rollout.tables.items()})
+            credits = counterfactual_credit(game, player, instances, env, sample_key, rollout, step=step, **replayed)
+            rollout = rollout._replace(tables={role: table._replace(credit=credits[role]) for role, table in rollout.tables.items()})
         return rows_from(game, rollout.tables, env), rollout, instances
 
     return local

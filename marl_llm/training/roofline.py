@@ -73,6 +73,11 @@ def forward_flops(config: ModelConfig, tokens: float | int, seen: float | int, h
     return tokens * (2 * matrix_parameters(config) + attention) + heads * 2 * config.vocab_size * config.width
 
 
+def weight_bytes(config: ModelConfig, itemsize: int = 2) -> int:
+    """The weights that a decode step reads: those of the layers and of the head."""
+    return (matrix_parameters(config) + config.vocab_size * config.width) * itemsize
+
+
 def cache_bytes(config: ModelConfig, tokens: float | int, itemsize: int = 2) -> float | int:
     """Keys and values of `tokens`, all layers."""
     return tokens * 2 * config.layers * config.key_value_heads * config.head_dim * itemsize
@@ -87,16 +92,14 @@ def decode_step(
     """
     rows = prompts * branches
     flops = forward_flops(config, rows, prompt + response / 2, rows) / tensor
-    weights = (matrix_parameters(config) + config.vocab_size * config.width) * itemsize
     cache = cache_bytes(config, prompts * prompt + rows * response / 2, itemsize)
-    return Work(flops, (weights + cache) / tensor)
+    return Work(flops, (weight_bytes(config, itemsize) + cache) / tensor)
 
 
 def prefill(config: ModelConfig, prompts: float | int, prompt: int, tensor: int, itemsize: int = 2) -> Work:
     """The prompts once."""
     flops = forward_flops(config, prompts * prompt, prompt / 2, prompts) / tensor
-    weights = (matrix_parameters(config) + config.vocab_size * config.width) * itemsize
-    return Work(flops, (weights + cache_bytes(config, prompts * prompt, itemsize)) / tensor)
+    return Work(flops, (weight_bytes(config, itemsize) + cache_bytes(config, prompts * prompt, itemsize)) / tensor)
 
 
 def update(

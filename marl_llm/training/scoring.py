@@ -133,8 +133,8 @@ def make_scorer(score: Callable, mesh: Mesh, *, row_tokens: int, minibatch: int,
         table = np.zeros(table_shape(tokens), np.float32)
         prompts = tokens.families(chosen)
         for start in range(0, len(prompts), minibatch):
-            some = [i for f in prompts[start : start + minibatch] for i in f]
-            rows = tokens.pack(some, row_tokens, devices, few_shapes(microbatch_tokens))
+            samples = [i for f in prompts[start : start + minibatch] for i in f]
+            rows = tokens.pack(samples, row_tokens, devices, few_shapes(microbatch_tokens))
             values = fetch(run(params, rows), mesh)
             for b, n in np.argwhere(rows.sample >= 0):
                 first, length = rows.first[b, n], rows.length[b, n]
@@ -200,8 +200,8 @@ def make_token_kl(recipe: Recipe, config: ModelConfig, mesh: Mesh, **sizes: int)
         drawn, where = np.zeros_like(scored), np.zeros(scored.shape, bool)
         log_probs = np.asarray(tokens.log_probs)
         for i in chosen:
-            at, size = int(tokens.response_at[i]), int(tokens.size[i])
-            drawn[i, :size], where[i, :size] = log_probs[at : at + size], True
+            start, size = int(tokens.response_at[i]), int(tokens.size[i])
+            drawn[i, :size], where[i, :size] = log_probs[start : start + size], True
         return np.asarray(charge(drawn, scored, where))
 
     return token_kl

@@ -67,10 +67,10 @@ def check_served(name: str, recipe: Recipe, trains: bool = True, processes: int 
 def check_room(copies: Mapping[str, int], limit: int | None) -> None:
     """Raises `WorkflowError` where copies (model -> bytes) alone are more than a device has, `limit`; None: not known."""
     if limit and sum(copies.values()) > limit:
-        said = ", ".join(f"{name!r} {copy / 2**30:.2f} GiB" for name, copy in copies.items())
+        sizes = ", ".join(f"{name!r} {copy / 2**30:.2f} GiB" for name, copy in copies.items())
         raise WorkflowError(
             f"a device of this process has {limit / 2**30:.2f} GiB, and hosted play over several processes needs a whole copy of every "
-            f"model on each: {said}. Use a smaller model or compute_dtype, devices with more memory, or one host"
+            f"model on each: {sizes}. Use a smaller model or compute_dtype, devices with more memory, or one host"
         )
 
 
@@ -87,10 +87,10 @@ def engines(models: Models, on: Callable[[Mesh, Models], Engine]) -> Engine | Sa
     groups: dict[Mesh, dict[str, tuple[Learner, dict]]] = {}
     for name, (learner, params) in models.items():
         groups.setdefault(learner.mesh, {})[name] = learner, params
-    found: dict[str, Engine | VllmSampler] = {}
+    engine_of: dict[str, Engine | VllmSampler] = {}
     for mesh, group in groups.items():
-        found |= dict.fromkeys(group, on(mesh, group))
-    return found.popitem()[1] if len(groups) == 1 else Samplers(found)
+        engine_of |= dict.fromkeys(group, on(mesh, group))
+    return engine_of.popitem()[1] if len(groups) == 1 else Samplers(engine_of)
 
 
 def on_one_base(learners: Mapping[str, Learner], how: str, mesh: Mesh) -> frozenset[str]:
@@ -102,17 +102,17 @@ def on_one_base(learners: Mapping[str, Learner], how: str, mesh: Mesh) -> frozen
     """
     if how not in LORA_SERVING:
         raise WorkflowError(f"play.lora_serving={how!r} is unknown; the ways are {', '.join(LORA_SERVING)}")
-    found: dict[tuple, list[str]] = {}
+    on_base: dict[tuple, list[str]] = {}
     for name, learner in learners.items():
         if learner.base is not None and learner.spec.sampler is None:
             key = (id(learner.base), learner.mesh, learner.config, learner.spec.lora, id(learner.spec.renderer.tokenizer))
-            found.setdefault(key, []).append(name)
-    here = [names for names in found.values() if not processes.spans(mesh)]
-    if how == "multi" and all(len(names) == 1 for names in here):
+            on_base.setdefault(key, []).append(name)
+    bases = [names for names in on_base.values() if not processes.spans(mesh)]
+    if how == "multi" and all(len(names) == 1 for names in bases):
         raise WorkflowError("play.lora_serving='multi' would have no effect: no two models of this process have adapters on one base")
     platform = mesh.devices.flat[0].platform
-    large = [names for names in here if is_large(learners[names[0]].config, platform) and (len(names) > 1 or platform == "cpu")]
-    wanted = {"auto": large, "multi": [names for names in here if len(names) > 1], "merged": []}[how]
+    large = [names for names in bases if is_large(learners[names[0]].config, platform) and (len(names) > 1 or platform == "cpu")]
+    wanted = {"auto": large, "multi": [names for names in bases if len(names) > 1], "merged": []}[how]
     return frozenset(name for names in wanted for name in names)
 
 
@@ -122,8 +122,8 @@ def check_pool(learners: Mapping[str, Learner], how: str, together: Collection[s
     if how not in BLOCK_POOLS:
         raise WorkflowError(f"play.block_pool={how!r} is unknown; the ways are {', '.join(BLOCK_POOLS)}")
     schedulers = {
-        (id(one.base) if name in together else name, one.mesh, *shape_of(one.config, EngineConfig()))
-        for name, one in learners.items() if one.spec.sampler is None
+        (id(learner.base) if name in together else name, learner.mesh, *shape_of(learner.config, EngineConfig()))
+        for name, learner in learners.items() if learner.spec.sampler is None
     }  # fmt: skip
     if how == "shared" and len({scheduler[1:] for scheduler in schedulers}) == len(schedulers):
         raise WorkflowError(
@@ -136,10 +136,10 @@ def check_tensor(learners: Mapping[str, Learner], tensor: int | None) -> None:
     """Raises `WorkflowError` where `tensor` devices cannot share the layers of a model that an engine draws for."""
     if tensor is None:
         return
-    here = {name: own_mesh(one.mesh) for name, one in learners.items() if one.spec.sampler is None}
-    if not here:
+    meshes = {name: own_mesh(learner.mesh) for name, learner in learners.items() if learner.spec.sampler is None}
+    if not meshes:
         raise WorkflowError(f"play.tensor={tensor} would have no effect: servers of their own draw for all models")
-    for name, mesh in here.items():
+    for name, mesh in meshes.items():
         try:
             serving_mesh(mesh, tensor)
         except ValueError as error:
@@ -148,25 +148,25 @@ def check_tensor(learners: Mapping[str, Learner], tensor: int | None) -> None:
 
 def cache_bytes(gib: float | None, models: int, mesh: Mesh) -> int:
     """Of keys and values of each of `models` on a mesh, on all its devices together, `gib` per device; 0: no limit is known."""
-    there = mesh.devices.flat[0].memory_stats() or {}
-    if gib is None and "bytes_limit" not in there:  # a CPU
+    stats = mesh.devices.flat[0].memory_stats() or {}
+    if gib is None and "bytes_limit" not in stats:  # a CPU
         return 0
-    each = gib * 2**30 if gib is not None else (there["bytes_limit"] - there["bytes_in_use"]) / 2
-    return max(1, int(each * mesh.size / models))
+    device_bytes = gib * 2**30 if gib is not None else (stats["bytes_limit"] - stats["bytes_in_use"]) / 2
+    return max(1, int(device_bytes * mesh.size / models))
 
 
 def samplers(models: Models, engine: Callable[[Models], Engine | Samplers], key: Key[Array, ""], sizes: EngineConfig) -> Engine | Samplers:
     """Whoever draws for these models; `engine` makes one for those without a server. Raises `EngineError` if a server cannot be used."""
-    here = {name: found for name, found in models.items() if found[0].spec.sampler is None}
-    if len(here) == len(models):
-        return engine(here)
-    found: dict[str, Engine | VllmSampler] = dict.fromkeys(here, engine(here)) if here else {}
+    local = {name: model for name, model in models.items() if model[0].spec.sampler is None}
+    if len(local) == len(models):
+        return engine(local)
+    sampler_of: dict[str, Engine | VllmSampler] = dict.fromkeys(local, engine(local)) if local else {}
     try:
-        for name in [name for name in models if name not in here]:
+        for name in [name for name in models if name not in local]:
             learner, params = models[name]
             spec = learner.spec
-            found[name] = VllmSampler(name, learner.config, params, spec.sampler, key, sizes=sizes, tokenizer=spec.renderer.tokenizer)
+            sampler_of[name] = VllmSampler(name, learner.config, params, spec.sampler, key, sizes=sizes, tokenizer=spec.renderer.tokenizer)
     except BaseException:
-        Samplers(found).close()
+        Samplers(sampler_of).close()
         raise
-    return Samplers(found)
+    return Samplers(sampler_of)

@@ -14,8 +14,8 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from marl_llm.models import TRAIN, LoraConfig, ModelConfig, score_packed
-from marl_llm.training.mesh import data_axis, over_data, update_options
+from marl_llm.models import LoraConfig, ModelConfig, score_packed
+from marl_llm.training.mesh import compiled_step, data_axis
 from marl_llm.training.packing import PackedRows, Tokens, TokenSample
 from marl_llm.training.scoring import response_where
 from marl_llm.training.steps import Sums, check_base, cut, exact_step, few_shapes, mean_metrics, whole
@@ -61,14 +61,12 @@ def sft_program(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: 
         part, count, most = cut((rows,), options.microbatch_tokens, axis)
 
         def loss(params, j):
-            (some,) = part(j)
-            where = response_where(some)
-            total = -jnp.sum(score_packed(config, whole(params, base, lora), *some.inputs, where=where).log_probs, where=where)
+            (rows_of_part,) = part(j)
+            where = response_where(rows_of_part)
+            total = -jnp.sum(score_packed(config, whole(params, base, lora), *rows_of_part.inputs, where=where).log_probs, where=where)
             return total, Sums(jax.lax.stop_gradient(total), jnp.sum(where, dtype=jnp.float32), {}, jnp.float32(0))
 
         policy, metrics, _ = exact_step(policy, loss, count, most, learning_rate, options.optimizer, axis)
         return policy, mean_metrics([metrics])
 
-    specs = (P(), P(), P("data"), P())
-    mapped, how = over_data(local, mesh, TRAIN, in_specs=specs, out_specs=(P(), P())), update_options(config)
-    return jax.jit(mapped, donate_argnums=(0,), compiler_options=how)
+    return compiled_step(local, config, mesh, (P(), P(), P("data"), P()), 2)

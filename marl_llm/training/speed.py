@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from marl_llm.models import ModelConfig
-from marl_llm.training.roofline import Work, forward_flops, matrix_parameters
+from marl_llm.training.roofline import Work, forward_flops, weight_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ def rollout_work(config: ModelConfig, figures: dict, roles: int, devices: int) -
     prompt, response = figures["prompt_tokens"] / prompts, figures["sampled_tokens"] / samples
     flops = forward_flops(config, figures["prompt_tokens"], prompt / 2, prompts)
     flops += forward_flops(config, figures["sampled_tokens"], prompt + response / 2, figures["sampled_tokens"])
-    weights = (matrix_parameters(config) + config.vocab_size * config.width) * jnp.dtype(config.compute_dtype).itemsize
+    weights = weight_bytes(config, jnp.dtype(config.compute_dtype).itemsize)
     return Work(flops, weights * devices * figures["turns"] * roles * (1 + response))
 
 

@@ -143,10 +143,10 @@ def accumulate(loss: Callable, params: dict, count: Int[Array, ""] | int, most: 
 
     def add(j, carry):
         kept, gradient = carry
-        (_, sums), more = differentiate(params, j)
+        (_, sums), addition = differentiate(params, j)
         gap = jnp.maximum(kept.gap, sums.gap)  # NaN stays NaN, so that it alarms
         kept = jax.tree.map(jnp.add, kept, sums)._replace(gap=gap)
-        return kept, _pinned(jax.tree.map(jnp.add, gradient, more))
+        return kept, _pinned(jax.tree.map(jnp.add, gradient, addition))
 
     (_, sums), gradient = jax.eval_shape(differentiate, params, jnp.int32(0))
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (sums, gradient))

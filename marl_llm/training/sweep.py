@@ -29,17 +29,17 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from marl_llm.algorithms import Samples, needs
-from marl_llm.evaluation import Evaluation, Outcome
+from marl_llm.evaluation import Evaluation
 from marl_llm.games import split_index
 from marl_llm.models import log_prob_gap_bound
 from marl_llm.rollout import model_player, scripted_player
 from marl_llm.sampling import SamplingParams
 from marl_llm.training.batch import Batch, by_identity, columns_of, from_pool
-from marl_llm.training.compiled import CHUNK, DEMONSTRATIONS, CompiledTeam
+from marl_llm.training.compiled import CHUNK, DEMONSTRATIONS, CompiledTeam, outcome_of
 from marl_llm.training.distillation import Frozen
 from marl_llm.training.learner import PROGRAMS
 from marl_llm.training.mesh import TEAMS, teams_mesh
-from marl_llm.training.minibatches import minibatches_of, prompts_of
+from marl_llm.training.minibatches import minibatches_of, prompts_of, seed_of_step
 from marl_llm.training.packing import PackedRows, Tokens
 from marl_llm.training.rollouts import TRAIN, make_team_rollouts, sampling_of
 from marl_llm.training.scoring import per_sample
@@ -140,11 +140,8 @@ class Sweep:
         none = {"": np.zeros(len(self))}  # a tree without leaves has no axis of teams
         numbers = [self._repeated(x, np.int32) for x in (step * count, TRAIN, 0)]
         pools = jax.device_get(run(none, numbers[0], keys, *numbers[1:]).pool)
-        out = []
-        for number in range(len(self)):
-            tokens, table = from_pool(jax.tree.map(lambda x, number=number: x[number], pools), self.options.minibatch)
-            out.append((tokens, [self._one.roles[agent] if there else "" for agent, there in zip(table.agent, table.where)]))
-        return out
+        samples = [from_pool(jax.tree.map(lambda x, n=n: x[n], pools), self.options.minibatch) for n in range(len(self))]
+        return [(tokens, self._one._speakers(table)) for tokens, table in samples]
 
     def start_rl(self) -> None:
         """Ends the warm-up of every team; see `Team.start_rl`."""
@@ -232,9 +229,8 @@ class Sweep:
         order = by_identity(tokens, table)
         mine = order[(table.where & plays[table.agent])[order]]
         useful = mine[~advantages.zero_variance[mine]] if recipe.filter_zero_variance else mine
-        seed = int(np.random.SeedSequence((team.seed, step)).generate_state(1)[0]) % 2**31
         prompts = prompts_of(tokens, table, useful)
-        minibatches = minibatches_of(prompts, options.minibatch, options.epochs, seed)
+        minibatches = minibatches_of(prompts, options.minibatch, options.epochs, seed_of_step(team.seed, step))
         update, _ = _update(options, next(iter(self._one.learners.values())).spec.config, self.mesh)
         metrics = advantages.metrics | tied_shares(table, advantages.zero_variance, len(plays)) | {"masked_truncated": 0.0}
         metrics |= {"groups": float(len(prompts_of(tokens, table, mine))), "groups_with_signal": float(len(prompts))}
@@ -264,10 +260,7 @@ class Sweep:
 
     def _evaluation(self, split: str, ended) -> Evaluation:
         columns = zip(ended.outcome.tolist(), ended.turns.tolist(), ended.aborted.tolist())
-        outcomes = [
-            Outcome(task, 0, float(end >= 1.0), float(turns), aborted, {"outcome": end})
-            for task, (end, turns, aborted) in enumerate(columns)
-        ]
+        outcomes = [outcome_of(task, 0, *ending) for task, ending in enumerate(columns)]
         seats = dict.fromkeys(self._one.roles, "trained")
         return Evaluation(split, seats, 0.0, self._one.headline, tuple(outcomes), {})
 

@@ -33,13 +33,14 @@ from marl_llm.training import processes
 from marl_llm.training.batch import Batch
 from marl_llm.training.checkpoints import CheckpointError, Checkpoints
 from marl_llm.training.learner import Learner, ModelSpec
+from marl_llm.training.minibatches import seed_of_step
 from marl_llm.training.packing import Tokens
 from marl_llm.training.placement import at_once
 from marl_llm.training.refills import Refills, refill_conflict
 from marl_llm.training.seats import MODELS, Seat, seat_table
 from marl_llm.training.train_state import TrainState
 from marl_llm.training.trained_coach import TrainedCoach
-from marl_llm.training.update import LearnerOptions, compute_advantages
+from marl_llm.training.update import Advantages, LearnerOptions, compute_advantages
 from marl_llm.workflows import Assignment, WorkflowError
 
 EVALUATION = 2**30  # the step in the seeds of evaluations, which no training step reaches
@@ -55,8 +56,8 @@ def _of_model(value: Any, name: str) -> Any:
 
 def staleness(batch: Batch, plays: np.ndarray, version: int) -> float:
     """How many updates ago, on average, the samples of the agents `plays` `[N]` bool were drawn: 0 on policy."""
-    mine = batch.table.where & plays[batch.table.agent]
-    return float(np.mean(version - batch.version[mine])) if np.any(mine) else 0.0
+    trained = batch.table.where & plays[batch.table.agent]
+    return float(np.mean(version - batch.version[trained])) if np.any(trained) else 0.0
 
 
 def by_role(figures: Mapping[str, float], roles: Sequence[str]) -> dict[str, float]:
@@ -185,22 +186,22 @@ class Team(abc.ABC):
         """
         if (step, count) not in self._taught:
             self._taught[step, count] = self.demonstrate(step, count)
-        tokens, said_by = self._taught[step, count]
-        found = []
+        tokens, speakers = self._taught[step, count]
+        metrics = []
         for leader, members in self._families().items():
-            chosen = [i for i, role in enumerate(said_by) if self.assignment.roles.get(role) in members]
-            found.append(self.learners[leader].sft_step(tokens, chosen, learning_rate))
-        found = jax.device_get(found)
-        return {name: float(np.mean([figures[name] for figures in found])) for name in found[0]}
+            chosen = [i for i, role in enumerate(speakers) if self.assignment.roles.get(role) in members]
+            metrics.append(self.learners[leader].sft_step(tokens, chosen, learning_rate))
+        metrics = jax.device_get(metrics)
+        return {name: float(np.mean([of_model[name] for of_model in metrics])) for name in metrics[0]}
 
     def _families(self) -> dict[str, list[str]]:
         """Trained models of one shape that begin with the same parameters, under the first of them."""
-        found: dict[tuple, list[str]] = {}
+        families: dict[tuple, list[str]] = {}
         for name in self.trained:
             spec = self.learners[name].spec
-            alike = (spec.config, self._began_from[name], spec.options) if spec.lora is None else (name,)
-            found.setdefault(alike, []).append(name)
-        return {members[0]: members for members in found.values()}
+            start = (spec.config, self._began_from[name], spec.options) if spec.lora is None else (name,)
+            families.setdefault(start, []).append(name)
+        return {members[0]: members for members in families.values()}
 
     def start_rl(self) -> None:
         """Ends the supervised warm-up; see `sft_step`."""
@@ -239,35 +240,19 @@ class Team(abc.ABC):
         plays = {name: np.asarray([self.assignment.roles[role] == name for role in self.roles]) for name in names}
         advantages = None
         if not self.options.has_critic:
-            betas = None
-            if self.options.charges_kl:  # each model has a reference and a β of its own
-                charge, betas = np.zeros((2, len(batch.tokens)), np.float32)
-                for name in names:
-                    mine = np.flatnonzero(table.where & plays[name][table.agent])
-                    charge[mine] = self.learners[name].charged_kl(batch.tokens, mine) if len(mine) else 0.0
-                    betas[mine] = self.kl_coef[name]
-                table = dataclasses.replace(table, kl=charge)
-            if recipe.advantage_estimator == "ema":
-                table = dataclasses.replace(table, running=self.running[table.agent].astype(np.float32))
-            charged = table if betas is None else dataclasses.replace(table, kl=table.kl * (betas / np.float32(recipe.kl_coef)))
-            advantages = compute_advantages(recipe, batch.tokens, charged)
-            if recipe.advantage_estimator == "ema":
-                returns = advantages.estimates + table.running
-                self.running = running_means(
-                    self.running, returns, table.agent, table.trajectory, decay=recipe.ema_decay, where=table.where
-                )
+            table, advantages = self._advantages_of(batch.tokens, table, plays)
         self.advantages = None if advantages is None else np.asarray(advantages.estimates)
-        seed = int(np.random.SeedSequence((self.seed, batch.step)).generate_state(1)[0]) % 2**31
+        seed = seed_of_step(self.seed, batch.step)
         rates = {name: (_of_model(learning_rate, name), _of_model(critic_learning_rate, name)) for name in names}
         versions, figures = {name: self.learners[name].version for name in names}, {}
-        of_step = (batch.tokens, table)
 
         def learn(name):
-            return self.learners[name].learn(*of_step, plays[name], *rates[name], seed, advantages, self.kl_coef[name])
+            learner = self.learners[name]
+            return learner.learn(batch.tokens, table, plays[name], *rates[name], seed, advantages, self.kl_coef[name])
 
-        for name, found in at_once(self.parts, names, learn).items():
-            figures[name] = self.figures_of_update(name, found, staleness(batch, plays[name], versions[name]))
-            self._steer(name, found, int(np.sum(table.where & plays[name][table.agent])))
+        for name, metrics in at_once(self.parts, names, learn).items():
+            figures[name] = self.figures_of_update(name, metrics, staleness(batch, plays[name], versions[name]))
+            self._steer(name, metrics, int(np.sum(table.where & plays[name][table.agent])))
             if recipe.advantage_estimator == "ema":
                 figures[name] |= {f"running_mean/{role}": float(x) for role, x in zip(self.roles, self.running, strict=True)}
         for name in names if batch.corrected is not None else ():
@@ -283,26 +268,49 @@ class Team(abc.ABC):
         self._warn_of_opponents(table)
         return table
 
-    def figures_of_update(self, name: str, found: Mapping[str, float], stale: float) -> dict[str, float]:
+    def figures_of_update(self, name: str, metrics: Mapping[str, float], stale: float) -> dict[str, float]:
         """An update's metrics as `learn` returns them; `stale` is how many updates ago its samples were drawn."""
-        clipped = found.get("clip_low", 0.0) + found.get("clip_high", 0.0)
-        return by_role(found, self.roles) | {"clip_fraction": clipped, "staleness": stale, "kl_coef": self.kl_coef[name]}
+        clipped = metrics.get("clip_low", 0.0) + metrics.get("clip_high", 0.0)
+        return by_role(metrics, self.roles) | {"clip_fraction": clipped, "staleness": stale, "kl_coef": self.kl_coef[name]}
 
-    def _steer(self, name: str, found: Mapping[str, float], samples: int) -> None:
+    def _advantages_of(self, tokens: Tokens, table: Samples, plays: Mapping[str, np.ndarray]) -> tuple[Samples, Advantages]:
+        """The table with running means and with the KL that is charged, and the advantages of the whole team. Moves the running means.
+
+        `plays`: model -> which agents `[N]` bool it plays.
+        """
+        recipe = self.options.recipe
+        if recipe.advantage_estimator == "ema":
+            table = dataclasses.replace(table, running=self.running[table.agent].astype(np.float32))
+        charged = table
+        if self.options.charges_kl:  # each model has a reference and a β of its own
+            charge, betas = np.zeros((2, len(tokens)), np.float32)
+            for name, agents in plays.items():
+                samples = np.flatnonzero(table.where & agents[table.agent])
+                charge[samples] = self.learners[name].charged_kl(tokens, samples) if len(samples) else 0.0
+                betas[samples] = self.kl_coef[name]
+            table = dataclasses.replace(table, kl=charge)
+            charged = dataclasses.replace(table, kl=table.kl * (betas / np.float32(recipe.kl_coef)))
+        advantages = compute_advantages(recipe, tokens, charged)
+        if recipe.advantage_estimator == "ema":
+            returns = advantages.estimates + table.running
+            self.running = running_means(self.running, returns, table.agent, table.trajectory, decay=recipe.ema_decay, where=table.where)
+        return table, advantages
+
+    def _steer(self, name: str, metrics: Mapping[str, float], samples: int) -> None:
         """Moves a model's β by the KL that its update measured. A model of which no sample was scored has measured none."""
-        scored = found.get("groups" if self.options.charges_kl else "groups_with_signal", 0)
-        if scored and "kl" in found:
-            self.kl_coef[name] = float(next_kl_coef(self.learners[name].options.recipe, self.kl_coef[name], found["kl"], samples=samples))
+        scored = metrics.get("groups" if self.options.charges_kl else "groups_with_signal", 0)
+        if scored and "kl" in metrics:
+            self.kl_coef[name] = float(next_kl_coef(self.learners[name].options.recipe, self.kl_coef[name], metrics["kl"], samples=samples))
 
     def train_coach(self, batch: Batch) -> dict[str, float]:
         """One step of the coach that trains beside the team, on a batch that it has scored; its figures by name. {} where none does."""
         return {} if self.trained_coach is None else self.trained_coach.learn(batch.rollout, self.headline)
 
-    def _correct(self, name: str, tokens: Tokens, said_by: list[str], learning_rate: float | Any) -> dict[str, float]:
+    def _correct(self, name: str, tokens: Tokens, speakers: list[str], learning_rate: float | Any) -> dict[str, float]:
         """One step of a model towards what a coach would have had its roles say: how many actions, and their mean loss per token."""
-        chosen = [i for i, role in enumerate(said_by) if self.assignment.roles[role] == name]
-        found = self.learners[name].correct(tokens, chosen, self.corrections * learning_rate) if chosen else {"loss": 0.0}
-        return {"corrected": float(len(chosen)), "corrected_loss": float(found["loss"])}
+        chosen = [i for i, role in enumerate(speakers) if self.assignment.roles[role] == name]
+        metrics = self.learners[name].correct(tokens, chosen, self.corrections * learning_rate) if chosen else {"loss": 0.0}
+        return {"corrected": float(len(chosen)), "corrected_loss": float(metrics["loss"])}
 
     @property
     def _rewarded(self) -> bool:
@@ -349,8 +357,8 @@ class Team(abc.ABC):
         rng = np.random.default_rng((self.seed, step, 1))
         order = np.arange(len(table.agent))
         for agent in np.unique(table.agent):
-            mine = np.flatnonzero((table.agent == agent) & table.where)
-            order[mine] = rng.permutation(mine)
+            samples = np.flatnonzero((table.agent == agent) & table.where)
+            order[samples] = rng.permutation(samples)
         columns = {name: getattr(table, name) for name in ("team", "local", "team_where", "credit")}
         return dataclasses.replace(table, **{name: x[order] for name, x in columns.items() if x is not None})
 
@@ -358,14 +366,14 @@ class Team(abc.ABC):
     def _seated(self, seats: Mapping[str, str | Seat]) -> tuple[dict[str, Seat], dict[str, tuple[Learner, dict]]]:
         """A seat for every role, and for those whose player is a model: role -> (learner that has its shape, parameters)."""
         table = seat_table(seats, self.roles, self.learners)
-        found = {}
+        models = {}
         for role, seat in table.items():
             if seat.kind in MODELS and not (seat.kind == "trained" and not seat.model and self.assignment.roles[role] not in self.learners):
                 name = seat.model if seat.kind != "run" and seat.model else self.assignment.roles[role]
                 if name not in self.learners:
                     raise ValueError(f"seats: {role}={seat}: the role's model {name!r} has no parameters; name a model, e.g. start:MODEL")
-                found[role] = self.learners[name], self._params(seat, name)
-        return table, found
+                models[role] = self.learners[name], self._params(seat, name)
+        return table, models
 
     def _params(self, seat: Seat, name: str) -> dict:
         learner = self.learners[name]
@@ -391,9 +399,9 @@ class Team(abc.ABC):
 
     def policies(self) -> dict[str, TrainState]:
         """Everything that training changes, by name; critics as `<model>.critic`, a coach that trains as `trained.coach`."""
-        found = self.models() | ({} if self.trained_coach is None else {COACH_POLICY: self.trained_coach.policy})
+        policies = self.models() | ({} if self.trained_coach is None else {COACH_POLICY: self.trained_coach.policy})
         critics = {f"{name}.critic": learner.trained.critic for name, learner in self.learners.items()}
-        return found | {name: critic for name, critic in critics.items() if critic is not None}
+        return policies | {name: critic for name, critic in critics.items() if critic is not None}
 
     def norm(self) -> float:
         """Global norm of all that training changes, as this process sees it: a checksum between processes; 0 on one process."""
@@ -405,9 +413,8 @@ class Team(abc.ABC):
     def state(self) -> dict[str, Any]:
         """What `restore` needs beside policies, as JSON."""
         versions = {name: learner.version for name, learner in self.learners.items()}
-        found = {"kl_coef": dict(self.kl_coef), "running": self.running.tolist(), "versions": versions}
-        found |= self.refills.state()
-        return found | ({} if self.trained_coach is None else {COACH_POLICY: self.trained_coach.state()})
+        state = {"kl_coef": dict(self.kl_coef), "running": self.running.tolist(), "versions": versions} | self.refills.state()
+        return state | ({} if self.trained_coach is None else {COACH_POLICY: self.trained_coach.state()})
 
     def restore_start(self, params: Mapping[str, dict]) -> None:
         """Takes over with which parameters the models began, and gives up those that they have: `restore` comes next."""

@@ -28,6 +28,7 @@ from marl_llm.serving.local import LocalModel
 from marl_llm.text import Message
 from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.mesh import make_mesh
+from marl_llm.training.minibatches import seed_of_step
 from marl_llm.training.packing import Tokens, TokenSample
 from marl_llm.training.train_state import TrainState, make_optimizer
 from marl_llm.training.update import LearnerOptions, compute_advantages
@@ -85,16 +86,16 @@ class TrainedCoach:
         """
         actions = judged(rollout, headline, self._guide, self._when)
         figures = self._drift(actions)
-        known = [one.score for one in actions]
-        right = [
-            share_right(one.score, [known[i] for i in better], [known[i] for i in worse])
-            for one, (better, worse) in zip(actions, rivals(actions))
+        scores = [action.score for action in actions]
+        shares = [
+            share_right(action.score, [scores[i] for i in better], [scores[i] for i in worse])
+            for action, (better, worse) in zip(actions, rivals(actions))
             if better or worse
         ]
-        figures |= {"coach/paired": float(len(right)), "coach/version": float(self._learner.version)}
-        if not right:
+        figures |= {"coach/paired": float(len(shares)), "coach/version": float(self._learner.version)}
+        if not shares:
             return figures
-        figures["coach/pairwise"] = float(np.mean(right))
+        figures["coach/pairwise"] = float(np.mean(shares))
         tokens, rewards = self._draws(self._chosen(actions, rollout.step), rollout.step)
         number = np.arange(len(rewards), dtype=np.int32)
         group, zeros = number // DRAWS, np.zeros(len(rewards), np.int32)
@@ -103,54 +104,54 @@ class TrainedCoach:
             local=rewards, where=np.ones(len(rewards), bool), tokens=tokens.size, prompt_ids=tokens.prompt,
         )  # fmt: skip
         advantages = compute_advantages(RECIPE, tokens, table)
-        seed = int(np.random.SeedSequence((self._seed, rollout.step)).generate_state(1)[0]) % 2**31
-        found = self._learner.learn(tokens, table, np.ones(1, bool), self._rate, None, seed, advantages, RECIPE.kl_coef)
+        seed = seed_of_step(self._seed, rollout.step)
+        metrics = self._learner.learn(tokens, table, np.ones(1, bool), self._rate, None, seed, advantages, RECIPE.kl_coef)
         self._renew()
         names = ("grad_norm", "entropy", "log_prob_gap")
-        return figures | {"coach/reward": float(np.mean(rewards))} | {f"coach/{name}": found[name] for name in names if name in found}
+        return figures | {"coach/reward": float(np.mean(rewards))} | {f"coach/{name}": metrics[name] for name in names if name in metrics}
 
     def _renew(self) -> None:
         self._model.renew(self._learner.params, self._learner.version)
 
     def _drift(self, actions: Sequence[Judged]) -> dict[str, float]:
-        checked = [one for one in actions if dice(one.view, self._seed, "checked").random() < CHECKED]
-        gaps = [one.score - small.rubric_value(one.view, self._guide) for one in checked]
-        found = {"coach/checked": float(len(gaps))}
+        checked = [action for action in actions if dice(action.view, self._seed, "checked").random() < CHECKED]
+        gaps = [action.score - small.rubric_value(action.view, self._guide) for action in checked]
+        figures = {"coach/checked": float(len(gaps))}
         if gaps:
-            found |= {"coach/drift": float(np.mean(np.abs(gaps))), "coach/drift_bias": float(np.mean(gaps))}
-        return found
+            figures |= {"coach/drift": float(np.mean(np.abs(gaps))), "coach/drift_bias": float(np.mean(gaps))}
+        return figures
 
     def _chosen(self, actions: Sequence[Judged], step: int) -> list[Judged]:
         """Actions with pairs, those of one task, role, brief and outcome once: of whole tasks and roles, in random order, while there is
         room for `ACTIONS`, of one at least."""
-        alike = collections.defaultdict(dict)
-        for one in actions:
-            alike[one.task, one.view.call.role][one.brief, one.outcome] = one
-        groups = [list(cells.values()) for cells in alike.values()]
-        groups = [[one for one, (better, worse) in zip(group, rivals(group)) if better or worse] for group in groups]
-        groups, found = [group for group in groups if group], []
+        cells_of = collections.defaultdict(dict)
+        for action in actions:
+            cells_of[action.task, action.view.call.role][action.brief, action.outcome] = action
+        groups = [list(cells.values()) for cells in cells_of.values()]
+        groups = [[action for action, (better, worse) in zip(group, rivals(group)) if better or worse] for group in groups]
+        groups, chosen = [group for group in groups if group], []
         for i in np.random.default_rng((self._seed, step)).permutation(len(groups)):
-            if not found or len(found) + len(groups[i]) <= ACTIONS:
-                found += groups[i]
-        return found
+            if not chosen or len(chosen) + len(groups[i]) <= ACTIONS:
+                chosen += groups[i]
+        return chosen
 
     def _draws(self, chosen: Sequence[Judged], step: int) -> tuple[Tokens, np.ndarray]:
         """(tokens, reward of each) of `DRAWS` replies about each action, which are compared with the replies about its rivals."""
         answers = self._model.answers
         renderer, requests, samples, scores = answers.renderer, [], [], []
-        for number, one in enumerate(chosen):
-            prompt = tuple(renderer.start([Message("user", one.brief)]).ids)
+        for number, action in enumerate(chosen):
+            prompt = tuple(renderer.start([Message("user", action.brief)]).ids)
             seeds = [(self._seed, step, number, draw) for draw in range(DRAWS)]
             requests += [Request(prompt, seed, small.MAX_REPLY, answers.model, stop_ids=tuple(renderer.stop_ids)) for seed in seeds]
         for place, (request, done) in enumerate(zip(requests, answers.engine.generate_all(requests))):
             name = chosen[place // DRAWS].view.call.id
             samples.append(TokenSample(np.asarray(request.prompt, np.int32), done.tokens, done.sampled_log_probs, name))
             scores.append(_score_of(renderer, done.tokens.tolist()))
-        said = [scores[at : at + DRAWS] for at in range(0, len(scores), DRAWS)]
+        drawn = [scores[start : start + DRAWS] for start in range(0, len(scores), DRAWS)]
         rewards = []
-        for own, sides in zip(said, rivals(chosen)):
-            better, worse = ([score for i in side for score in said[i] if score is not None] for side in sides)
-            rewards += [share_right(score, better, worse) for score in own]
+        for of_action, sides in zip(drawn, rivals(chosen)):
+            better, worse = ([score for i in side for score in drawn[i] if score is not None] for side in sides)
+            rewards += [share_right(score, better, worse) for score in of_action]
         return Tokens.of(samples), np.asarray(rewards, np.float32)
 
 

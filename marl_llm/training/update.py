@@ -24,12 +24,12 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from marl_llm.algorithms import Recipe, Samples, advantages_for, count_for, entropy_threshold, needs, value_targets_for
-from marl_llm.models import TRAIN, LoraConfig, ModelConfig, TokenScores, score_packed
+from marl_llm.models import LoraConfig, ModelConfig, TokenScores, score_packed
 from marl_llm.sampling.sequences import bucket
 from marl_llm.training.batch import by_identity, columns_of, rows_of
 from marl_llm.training.critic import critic_loss, explained_variance
 from marl_llm.training.distillation import Frozen, Teaching, add_distillation, agents_beside, score_taught
-from marl_llm.training.mesh import data_axis, over_data, summed, update_options
+from marl_llm.training.mesh import compiled_step, data_axis, summed
 from marl_llm.training.minibatches import minibatches_of, over_minibatches, prompts_of
 from marl_llm.training.packing import PackedRows, Tokens, TokenSample
 from marl_llm.training.scoring import (
@@ -174,29 +174,27 @@ def policy_step(
             weight = recipe.value_coef * units / jnp.maximum(tokens, 1)
 
         def loss(params, j):
-            some, beside = part(j)
+            microbatch, columns = part(j)
+            model = config, whole(params, base, lora)
             if head:
-                values, scored = packed_values(config, params, some, recipe.temperature)
+                values, scored = packed_values(*model, microbatch, recipe.temperature)
             elif teaching:
-                student = config, whole(params, base, lora)
-                scored, taught = score_taught(recipe, teaching, student, frozen.teachers, some, beside["agents"])
+                scored, taught = score_taught(recipe, teaching, model, frozen.teachers, microbatch, columns["agents"])
             else:
-                scored = score_packed(config, whole(params, base, lora), *some.inputs, recipe.temperature, **beside_inputs(some))
-            ref = reference_scores(recipe, config, frozen.reference, some)
-            total, sums = packed_loss(recipe, scored, ref, some, beside["advantages"], beside["old"], scalars)
+                scored = score_packed(*model, *microbatch.inputs, recipe.temperature, **beside_inputs(microbatch))
+            ref = reference_scores(recipe, config, frozen.reference, microbatch)
+            total, sums = packed_loss(recipe, scored, ref, microbatch, columns["advantages"], columns["old"], scalars)
             if teaching:
-                total, sums = add_distillation(recipe, teaching, (total, sums), some, taught)
+                total, sums = add_distillation(recipe, teaching, (total, sums), microbatch, taught)
             if head:
-                error, of_values = critic_loss(recipe, values, beside["values"], beside["targets"], response_where(some))
+                error, of_values = critic_loss(recipe, values, columns["values"], columns["targets"], response_where(microbatch))
                 total = total + weight * error
                 sums = sums._replace(parts=sums.parts | of_values.parts)  # the total remains that of the policy
             return total, sums
 
         return exact_step(policy, loss, count, most, learning_rate, options.optimizer, axis, denominator_scale)
 
-    specs = (P(), P(), P(), P("data"), P("data"), P(), P(), P())
-    mapped, how = over_data(step, mesh, TRAIN, in_specs=specs, out_specs=(P(), P(), P())), update_options(config)
-    return jax.jit(mapped, donate_argnums=(0,), compiler_options=how)
+    return compiled_step(step, config, mesh, (P(), P(), P(), P("data"), P("data"), P(), P(), P()), 3)
 
 
 def value_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Callable:
@@ -207,15 +205,13 @@ def value_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Call
         part, count, most = cut((rows, arrays), options.microbatch_tokens, axis)
 
         def loss(params, j):
-            some, beside = part(j)
-            values, _ = packed_values(config, params, some)
-            return critic_loss(options.recipe, values, beside["values"], beside["targets"], response_where(some))
+            microbatch, columns = part(j)
+            values, _ = packed_values(config, params, microbatch)
+            return critic_loss(options.recipe, values, columns["values"], columns["targets"], response_where(microbatch))
 
         return exact_step(critic, loss, count, most, learning_rate, options.optimizer, axis)
 
-    specs = (P(), P("data"), P("data"), P())
-    mapped, how = over_data(step, mesh, TRAIN, in_specs=specs, out_specs=(P(), P(), P())), update_options(config)
-    return jax.jit(mapped, donate_argnums=(0,), compiler_options=how)
+    return compiled_step(step, config, mesh, (P(), P("data"), P("data"), P()), 3)
 
 
 def _run_critic(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Callable:
@@ -235,10 +231,10 @@ def _run_critic(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Cal
 
         where = np.arange(values.shape[1]) < np.pad(tokens.size[chosen], (0, size - len(chosen)))[:, None]
         plain = dataclasses.replace(table, values=None, token_where=None, token_kl=None)
-        some = dataclasses.replace(rows_of(plain, chosen, size), values=lines(values), token_where=where, token_kl=lines(charge))
-        worth, metrics, goals = jax.device_get(run(some, kl_coef))
+        padded = dataclasses.replace(rows_of(plain, chosen, size), values=lines(values), token_where=where, token_kl=lines(charge))
+        estimates, metrics, goals = jax.device_get(run(padded, kl_coef))
         advantages, targets = np.zeros_like(values), np.zeros_like(values)
-        advantages[chosen], targets[chosen] = worth[: len(chosen)], goals[: len(chosen)]
+        advantages[chosen], targets[chosen] = estimates[: len(chosen)], goals[: len(chosen)]
         count = max(np.sum(where), 1)
         metrics = {name: float(x) for name, x in metrics.items()} | {"values_mean": float(np.sum(lines(values)) / count)}
         metrics["explained_variance"] = explained_variance(lines(values), goals, where)
@@ -287,12 +283,14 @@ class Update:
         teaching: Teaching | None = None,
     ):
         self.options, self.recipe, self.lora = options, options.recipe, lora
-        self.own, head = options.has_critic and options.critic == "own", options.has_critic and options.critic == "head"
+        self._own_critic = options.has_critic and options.critic == "own"
+        head = options.has_critic and options.critic == "head"
         judging, self._teaching = _check(options, config, lora, teaching), teaching
         self._devices = mesh.shape["data"] if data_axis(mesh) else 1
         self._act = policy_step(options, judging if head else config, mesh, lora, head, teaching)
-        self._learn_values = value_step(options, judging, mesh) if self.own else None
+        self._learn_values = value_step(options, judging, mesh) if self._own_critic else None
         self._run_critic = _run_critic(options, judging, mesh) if options.has_critic else None
+        self._charged = options.charges_kl and not options.has_critic
         self._token_kl = make_token_kl(self.recipe, config, mesh, **options.sizes)
         score = functools.partial(make_policy_scorer, self.recipe, config, mesh, lora, **options.sizes)
         self._score_old = make_row_scorer(self.recipe, config, mesh, lora, options.microbatch_tokens, head=judging if head else None)
@@ -337,70 +335,77 @@ class Update:
         """
         recipe, options = self.recipe, self.options
         check_base(base, self.lora)
-        if (trained.critic is not None) != self.own:
+        if (trained.critic is not None) != self._own_critic:
             raise ValueError("Trained.critic is given exactly where the recipe has a critic with a network of its own")
         tokens = tokens if isinstance(tokens, Tokens) else Tokens.of(tokens)
         table, plays = columns_of(tokens, table), np.asarray(plays)
         order = by_identity(tokens, table)
-        charged = options.charges_kl and self._run_critic is None
-        if charged and table.kl is None:
+        if self._charged and table.kl is None:
             table = dataclasses.replace(table, kl=self._token_kl(reference, tokens, order[table.where[order]])[: len(tokens)].sum(axis=1))
-        mine = order[(table.where & plays[table.agent])[order]]
+        samples = order[(table.where & plays[table.agent])[order]]
         beta = np.float32(recipe.kl_coef if kl_coef is None else kl_coef)
-        advantages, tables = self._advantages_of_step(trained, reference, tokens, table, mine, advantages, beta)
-        kept, equal = in_loss(recipe, table, mine), advantages.zero_variance
-        useful = kept[~equal[kept]] if recipe.filter_zero_variance else kept
-        metrics = advantages.metrics | tied_shares(table, equal, len(plays)) | {"masked_truncated": 1 - len(kept) / max(len(mine), 1)}
-        if charged:
-            metrics["kl"] = float(np.sum(table.kl[mine]) / max(np.sum(table.tokens[mine]), 1))
-        scalars = self._scalars((trained.policy.params, base), tokens, useful) | {"kl_coef": beta}
-        prompts = prompts_of(tokens, table, useful)
+        critic_arrays = {}
+        if self._run_critic is not None:
+            judge = trained.critic if self._own_critic else trained.policy
+            advantages, values, targets = self._run_critic(judge.params, reference, tokens, table, samples, beta)
+            critic_arrays = {"values": values, "targets": targets}
+        elif advantages is None:
+            advantages = compute_advantages(recipe, tokens, table, float(beta))
+        kept, scored, metrics = self._select(table, samples, advantages, len(plays))
+        scalars = self._scalars((trained.policy.params, base), tokens, scored) | {"kl_coef": beta}
+        prompts = prompts_of(tokens, table, scored)
         frozen, minibatches = Frozen(reference, teachers), minibatches_of(prompts, options.minibatch, options.epochs, seed)
 
         def packed(chosen: list[int]) -> tuple[PackedRows, dict]:
             rows = tokens.pack(chosen, options.row_tokens, self._devices, few_shapes(options.microbatch_tokens))
-            arrays = {name: by_row(rows, one) for name, one in tables.items()} | agents_beside(self._teaching, rows, table.agent)
+            arrays = {name: by_row(rows, x) for name, x in critic_arrays.items()} | agents_beside(self._teaching, rows, table.agent)
             spread = per_sample if advantages.estimates.ndim == 1 else by_row
             return rows, arrays | {"advantages": spread(rows, advantages.estimates)}
 
         # Only these scores are kept: the rows of a later minibatch are packed again when its turn comes.
         old = [self._score_old((trained.policy.params, base), packed(chosen)[0]) for chosen in minibatches[1:]]
         scales = self._denominator_scales(tokens, kept, minibatches)
+        rates = learning_rate, learning_rate if critic_learning_rate is None else critic_learning_rate
 
         def take(trained: Trained, number: int, rows: PackedRows, arrays: dict):
             arrays |= {"old": np.zeros(rows.targets.shape, np.float32) if number == 0 else old[number - 1]}
             numbers = scalars | {"first_step": np.bool_(number == 0)}
-            policy, parts, gap = self._act(trained.policy, base, frozen, rows, arrays, numbers, scales[number], learning_rate)
-            if not self.own:
-                return Trained(policy), parts, gap
-            rate = learning_rate if critic_learning_rate is None else critic_learning_rate
-            critic, more, _ = self._learn_values(trained.critic, rows, arrays, rate)
-            parts |= {"critic_grad_norm": more["grad_norm"], "value_loss": more["value_loss"], "value_error": more["value_error"]}
-            return Trained(policy, critic), parts, gap
+            return self._step(trained, (base, frozen, rows, arrays, numbers, scales[number]), rates)
 
         trained, figures = over_minibatches(take, trained, minibatches, packed)
-        if options.has_critic and not self.own:
+        if options.has_critic and not self._own_critic:
             figures["loss"] += recipe.value_coef * figures["value_loss"]
-        return trained, metrics | figures | {"groups": len(prompts_of(tokens, table, mine)), "groups_with_signal": len(prompts)}
+        return trained, metrics | figures | {"groups": len(prompts_of(tokens, table, samples)), "groups_with_signal": len(prompts)}
 
-    def _advantages_of_step(
-        self, trained: Trained, reference, tokens: Tokens, table: Samples, mine: np.ndarray, advantages: Advantages | None, beta
-    ):
-        """(advantages, the critic's arrays `[S, R]` beside the rows)."""
-        if self._run_critic is None:
-            return (compute_advantages(self.recipe, tokens, table, float(beta)) if advantages is None else advantages), {}
-        judging = trained.critic if self.own else trained.policy
-        advantages, values, targets = self._run_critic(judging.params, reference, tokens, table, mine, beta)
-        return advantages, {"values": values, "targets": targets}
+    def _select(
+        self, table: Samples, samples: np.ndarray, advantages: Advantages, agents: int
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
+        """Of this model's samples those that the loss counts, of these those that are scored, and metrics of both."""
+        kept, tied = in_loss(self.recipe, table, samples), advantages.zero_variance
+        scored = kept[~tied[kept]] if self.recipe.filter_zero_variance else kept
+        metrics = advantages.metrics | tied_shares(table, tied, agents) | {"masked_truncated": 1 - len(kept) / max(len(samples), 1)}
+        if self._charged:
+            metrics["kl"] = float(np.sum(table.kl[samples]) / max(np.sum(table.tokens[samples]), 1))
+        return kept, scored, metrics
 
-    def _scalars(self, params, tokens: Tokens, useful: np.ndarray) -> dict[str, Any]:
+    def _step(self, trained: Trained, inputs: tuple, rates: tuple) -> tuple[Trained, dict[str, tuple], Array]:
+        """One step of the policy on `inputs`, see `policy_step`, and of its critic where that is a network of its own."""
+        policy, parts, gap = self._act(trained.policy, *inputs, rates[0])
+        if not self._own_critic:
+            return Trained(policy), parts, gap
+        _, _, rows, arrays, *_ = inputs
+        critic, more, _ = self._learn_values(trained.critic, rows, arrays, rates[1])
+        parts |= {"critic_grad_norm": more["grad_norm"], "value_loss": more["value_loss"], "value_error": more["value_error"]}
+        return Trained(policy, critic), parts, gap
+
+    def _scalars(self, params, tokens: Tokens, scored: np.ndarray) -> dict[str, Any]:
         """What the recipe needs to know of the whole step before its first update."""
         if self._score_entropy is None:
             return {}
-        entropy = self._score_entropy(params, tokens, useful)
-        sizes = np.where(np.isin(np.arange(len(entropy)), useful), _filled(tokens.size, len(entropy)), 0)
-        there = np.arange(entropy.shape[1]) < sizes[:, None]
-        return {"entropy_threshold": entropy_threshold(entropy, self.recipe.entropy_quantile, where=there)}
+        entropy = self._score_entropy(params, tokens, scored)
+        sizes = np.where(np.isin(np.arange(len(entropy)), scored), _filled(tokens.size, len(entropy)), 0)
+        where = np.arange(entropy.shape[1]) < sizes[:, None]
+        return {"entropy_threshold": entropy_threshold(entropy, self.recipe.entropy_quantile, where=where)}
 
     def _denominator_scales(self, tokens: Tokens, kept: np.ndarray, minibatches: list[list[int]]) -> list[np.float32]:
         """How many times the units that each minibatch scores its denominator counts; of one empty minibatch if there are none.
@@ -425,16 +430,16 @@ def _filled(column: np.ndarray, size: int) -> np.ndarray:
     return np.pad(column, (0, size - len(column)))
 
 
-def in_loss(recipe: Recipe, table: Samples, mine: np.ndarray) -> np.ndarray:
-    """Of the samples `mine`, those that the loss counts: all, or with `mask_truncated` those that ended before their budget did."""
+def in_loss(recipe: Recipe, table: Samples, samples: np.ndarray) -> np.ndarray:
+    """Of these samples those that the loss counts: all, or with `mask_truncated` those that ended before their budget did."""
     if not recipe.mask_truncated:
-        return mine
+        return samples
     if table.truncated is None:
         raise ValueError(f"recipe {recipe.name!r} has mask_truncated=True: the table needs its column truncated")
-    return mine[~table.truncated[mine]]
+    return samples[~table.truncated[samples]]
 
 
 def tied_shares(table: Samples, tied: np.ndarray, agents: int) -> dict[str, float]:
     """`tied_share/<agent number>`: the share of each agent's samples whose group has equal returns."""
-    of = [table.where & (table.agent == number) for number in range(agents)]
-    return {f"tied_share/{number}": float(np.sum(tied & mine) / max(np.sum(mine), 1)) for number, mine in enumerate(of)}
+    samples = [table.where & (table.agent == number) for number in range(agents)]
+    return {f"tied_share/{number}": float(np.sum(tied & where) / max(np.sum(where), 1)) for number, where in enumerate(samples)}

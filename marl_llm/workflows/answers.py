@@ -24,7 +24,7 @@ def normalise_answer(text: str) -> str:
 
 def exact_match(answer: str, accepted: Sequence[str]) -> float:
     """1.0 if the normalised answer is one of the normalised accepted ones, else 0.0. Raises `ValueError` without any."""
-    return float(normalise_answer(answer) in {normalise_answer(one) for one in _checked(accepted)})
+    return float(normalise_answer(answer) in {normalise_answer(text) for text in _checked(accepted)})
 
 
 def answer_f1(answer: str, accepted: Sequence[str], yes_no_exact: bool = False) -> float:
@@ -35,7 +35,7 @@ def answer_f1(answer: str, accepted: Sequence[str], yes_no_exact: bool = False) 
       accepted: at least one. Raises `ValueError` without any, or for a bare string, whose letters would be taken for answers.
       yes_no_exact: score answers that are yes or no by exact match, on either side (HotpotQA's official script; M-ASK's released reward).
     """
-    return max(_f1(normalise_answer(answer), normalise_answer(one), yes_no_exact) for one in _checked(accepted))
+    return max(_f1(normalise_answer(answer), normalise_answer(text), yes_no_exact) for text in _checked(accepted))
 
 
 def _checked(accepted: Sequence[str]) -> Sequence[str]:
@@ -47,11 +47,11 @@ def _checked(accepted: Sequence[str]) -> Sequence[str]:
 def _f1(answer: str, gold: str, yes_no_exact: bool) -> float:
     if yes_no_exact and (answer in YES_NO or gold in YES_NO):
         return float(answer == gold)
-    said, wanted = answer.split(), gold.split()
-    if not said or not wanted:
-        return float(said == wanted)
-    common = sum((collections.Counter(said) & collections.Counter(wanted)).values())
+    words, gold_words = answer.split(), gold.split()
+    if not words or not gold_words:
+        return float(words == gold_words)
+    common = sum((collections.Counter(words) & collections.Counter(gold_words)).values())
     if common == 0:
         return 0.0
-    precision, recall = common / len(said), common / len(wanted)
+    precision, recall = common / len(words), common / len(gold_words)
     return 2 * precision * recall / (precision + recall)

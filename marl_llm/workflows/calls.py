@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,7 @@ class Speaker:
         self._workflow, self._assignment, self._generator = workflow, assignment, generator
         self._renderer, self._settings = renderer, settings
         self._threads, self._coroutines = threads, coroutines
-        self._policy_stops = {model: tuple(one.stop_ids) for model, one in renderer.items()}
+        self._policy_stops = {model: tuple(of_model.stop_ids) for model, of_model in renderer.items()}
 
     async def speak(
         self, node: Call, first: int, state: State, task: Task, identity: tuple[int, int, int], choice: int, asked: int
@@ -82,13 +82,13 @@ class Speaker:
         renderer = self._renderer.get(model)
         try:
             earlier = state.talks.get(role.name)
-            begun = prompt_of(role, renderer, state.fields, earlier)
+            opening = prompt_of(role, renderer, state.fields, earlier)
         except PromptTooLong as error:
             raise PlayFailure(node.name, "prompt", str(error), retriable=False) from error
-        talk, replaced = begun.talk, begun.replaced
-        messages = [*(earlier.messages if earlier else ()), *begun.messages]
-        prompt = "\n".join(message.content for message in begun.messages)
-        last, common["trimmed"] = state.last, begun.trimmed
+        talk, replaced = opening.talk, opening.replaced
+        messages = [*(earlier.messages if earlier else ()), *opening.messages]
+        prompt = "\n".join(message.content for message in opening.messages)
+        last, common["trimmed"] = state.last, opening.trimmed
         for number in range(role.max_tool_rounds + 1):
             seed = (step, task.number, agent, first + number, branch)
             prompt_ids = () if talk is None else talk.ids
@@ -98,30 +98,25 @@ class Speaker:
             common |= dict(group=group if number == 0 else f"{request}:{branch}", prompt=prompt, prompt_ids=prompt_ids)
             drawn = sum(event.tokens.size for event in events if isinstance(event, RoleCall) and event.node == node.name)
             left = None if state.tokens_left is None else state.tokens_left - drawn
-            said, talk, tool_calls = await self._respond(node, state, talk, messages, seed, left)
-            heard = read_text(said["text"])
-            said["text"], replaced = heard.value, replaced + heard.replaced
-            if role.tools and tool_calls and number < role.max_tool_rounds and (left is None or said["tokens"].size < left):
-                called = RoleCall(**common, **said, writes={}, illegal=None, replaced=replaced)
-                events.append(called)
-                caller = Caller(node, first, called, state, tuple(events))
+            response, talk, tool_calls = await self._respond(node, state, talk, messages, seed, left)
+            text = read_text(response["text"])
+            response["text"], replaced = text.value, replaced + text.replaced
+            if role.tools and tool_calls and number < role.max_tool_rounds and (left is None or response["tokens"].size < left):
+                call = RoleCall(**common, **response, writes={}, illegal=None, replaced=replaced)
+                events.append(call)
+                caller = Caller(node, first, call, state, tuple(events))
                 uses, answers, last = await self._use_role_tools(caller, tool_calls, task, identity)
                 events, replaced = [*events, *uses], 0
-                messages = [*messages, Message("assistant", said["text"]), *answers]
-                try:
-                    talk, prompt = renderer.extend(talk, answers), "\n".join(message.content for message in answers)
-                except TemplateError as error:
-                    raise PlayFailure(node.name, "prompt", f"tool results: {error}", retriable=False) from error
-                if len(talk.ids) <= role.max_prompt:
-                    continue
-                raise PlayFailure(node.name, "prompt", f"tool results grew the prompt to {len(talk.ids)} tokens", retriable=False)
-            writes, illegal, more = role.hear(said["text"], said["tokens"].tolist(), state.fields)
-            events.append(RoleCall(**common, **said, writes=writes, illegal=illegal, replaced=replaced + more))
+                messages = [*messages, Message("assistant", response["text"]), *answers]
+                talk, prompt = _extended(node, renderer, talk, answers), "\n".join(message.content for message in answers)
+                continue
+            writes, illegal, more = role.hear(response["text"], response["tokens"].tolist(), state.fields)
+            events.append(RoleCall(**common, **response, writes=writes, illegal=illegal, replaced=replaced + more))
             break
         after = state.after(*events)
         if role.continues:
-            said_so_far = Talk(talk, (*messages, Message("assistant", said["text"])))
-            after = after._replace(talks={**state.talks, role.name: said_so_far})
+            conversation = Talk(talk, (*messages, Message("assistant", response["text"])))
+            after = after._replace(talks={**state.talks, role.name: conversation})
         return tuple(events), after
 
     async def _respond(
@@ -136,19 +131,19 @@ class Speaker:
         if isinstance(player, Outside):
             return await self._from_outside(node, player, messages, seed[-1]), talk, ()
         if isinstance(player, Scripted):
-            said = self._from_script(node, player, state, messages, seed, renderer)
+            response = self._from_script(node, player, state, messages, seed, renderer)
             if talk is not None and (role.continues or role.tools):
-                talk = renderer.reply(talk, said["tokens"].tolist())
-            return said, talk, renderer.read(talk).tool_calls if role.tools and talk is not None else ()
-        most = role.max_tokens if left is None else min(left, role.max_tokens)
-        said = await self._from_policy(node, model, () if talk is None else talk.ids, seed, most)
+                talk = renderer.reply(talk, response["tokens"].tolist())
+            return response, talk, renderer.read(talk).tool_calls if role.tools and talk is not None else ()
+        max_tokens = role.max_tokens if left is None else min(left, role.max_tokens)
+        response = await self._from_policy(node, model, () if talk is None else talk.ids, seed, max_tokens)
         try:
-            talk = renderer.reply(talk, said["tokens"].tolist())
+            talk = renderer.reply(talk, response["tokens"].tolist())
             reply = renderer.read(talk)
         except ValueError as error:  # the vocabularies of model and tokenizer differ
             raise WorkflowError(f"node {node.name!r}: its response cannot be read: {error}") from error
-        said["text"], said["unfinished_think"] = reply.content, reply.unfinished_think
-        return said, talk, reply.tool_calls
+        response["text"], response["unfinished_think"] = reply.content, reply.unfinished_think
+        return response, talk, reply.tool_calls
 
     def _from_script(
         self, node: Call, player: Scripted, state: State, messages: list[Message], seed: tuple[int, ...], renderer: Renderer | None
@@ -210,35 +205,36 @@ class Speaker:
 
     async def advance(self, node: FunctionNode, task: Task, journal: Journal) -> FunctionStep:
         """What a team that is a function asks for next, or how it ended. Raises `PlayFailure`."""
-        return await self._call(node.name, advance, [node, task, journal], {}, node.timeout_s + 1.0, False)
+        step, _ = await self._call(node.name, advance, [node, task, journal], {}, node.timeout_s + 1.0, False)
+        return step
 
     async def use(self, node: Tool, number: int, state: State, identity: tuple[int, int, int]) -> ToolUse:
         """One tool call of the graph. Raises `PlayFailure` or `WorkflowError`."""
         start = time.perf_counter()
         branch = state.path_id * identity[2] + identity[1]
         try:
-            found = await self._call(node.name, node.function, [state.fields[f] for f in node.reads], {}, node.timeout_s, node.instant)
+            inputs = [state.fields[field] for field in node.reads]
+            value, attempts = await self._call(node.name, node.function, inputs, {}, node.timeout_s, node.instant)
         except PlayFailure:
             raise
         except Exception as error:
             message = f"tool {node.name!r} raised {type(error).__name__}: {error}"
             raise from_error(node.name, error) or WorkflowError(message) from error
-        value, attempts = (found.value, found.attempts) if isinstance(found, ToolResult) else (found, 1)
         if len(node.writes) == 1 and not (isinstance(value, Mapping) and set(value) == set(node.writes)):
             value = {node.writes[0]: value}
         if not isinstance(value, Mapping) or set(value) != set(node.writes):
             got = sorted(value) if isinstance(value, Mapping) else type(value).__name__
             raise WorkflowError(f"tool {node.name!r} returned {got}; it writes {', '.join(node.writes)}: return a dictionary of these")
-        said = Said(dict(value)) if node.instant else read_value(dict(value), BOUNDS)  # what is instant says nothing from outside
-        if not said.ok:
-            raise PlayFailure(node.name, FailureKind.BAD_REPLY.value, f"the tool's value cannot be used: {said.problem}")
-        if strange := [field for field, item in said.value.items() if not is_finite(item)]:
+        checked = Said(dict(value)) if node.instant else read_value(dict(value), BOUNDS)  # what is instant says nothing from outside
+        if not checked.ok:
+            raise PlayFailure(node.name, FailureKind.BAD_REPLY.value, f"the tool's value cannot be used: {checked.problem}")
+        if strange := [field for field, item in checked.value.items() if not is_finite(item)]:
             why = f"{node.name!r} wrote a number that is not finite into {strange[0]!r}: write a finite one, or None for no value"
             raise PlayFailure(node.name, FailureKind.BAD_REPLY.value, why)
         seconds = time.perf_counter() - start
         name = f"{node.name}:{number}:{branch}"
-        writes = said.value
-        return ToolUse(name, node.name, state.last, state.turn, number, state.items, branch, writes, seconds, attempts, said.replaced)
+        writes = checked.value
+        return ToolUse(name, node.name, state.last, state.turn, number, state.items, branch, writes, seconds, attempts, checked.replaced)
 
     async def _use_role_tools(
         self, caller: Caller, calls: tuple[ToolCall, ...], task: Task, identity: tuple[int, int, int]
@@ -251,20 +247,20 @@ class Speaker:
         admitted: dict[int, SubAgentCall] = {}
         tools, limits = {tool.name: tool for tool in caller.node.role.tools}, SubAgentLimits(caller)
         last = caller.called.id
-        for number, asked in enumerate(calls[:MAX_TOOL_CALLS]):
-            start, shown = time.perf_counter(), asked.name if asked.name in tools else "unknown"
+        for number, call in enumerate(calls[:MAX_TOOL_CALLS]):
+            start, shown = time.perf_counter(), call.name if call.name in tools else "unknown"
             use, attempts, refused = f"{caller.called.id}:{shown}:{number}", 1, None
             try:
-                tool, given = _checked_call(tools, asked)
+                tool, given = _checked_call(tools, call)
                 if isinstance(tool, AgentTool):
                     admitted[number] = limits.admit(tool, given.value, use)
                     continue
-                said, attempts = await self._use_role_tool(caller.node.name, tool, given)
+                answer, attempts = await self._use_role_tool(caller.node.name, tool, given)
             except ToolRefusal as refusal:
-                said, refused = _refusal(refusal)
-            event = _tool_use(caller.called, shown, number, (last,), time.perf_counter() - start, said, refused, attempts)
-            answered[number], last = ((event,), said), event.id
-        jobs = [self._ask_agent(caller.called, number, one, task, identity) for number, one in admitted.items()]
+                answer, refused = _refusal(refusal)
+            event = _tool_use(caller.called, shown, number, (last,), time.perf_counter() - start, answer, refused, attempts)
+            answered[number], last = ((event,), answer), event.id
+        jobs = [self._ask_agent(caller.called, number, sub_agent, task, identity) for number, sub_agent in admitted.items()]
         answered |= dict(zip(admitted, await run_all(jobs) if jobs else ()))
         ends = [answered[number][0][-1].id for number in admitted]
         events = [event for number in sorted(answered) for event in answered[number][0]]
@@ -285,12 +281,12 @@ class Speaker:
             except PromptTooLong as error:
                 raise ToolRefusal(f"{role.name!r} cannot read it: {error}") from error
             events, _ = await self.speak(call.node, call.first, state, task, identity, 0, state.path_id)
-            said = read_text(call.answer(events)[:MAX_TEXT])
+            answer = read_text(call.answer(events)[:MAX_TEXT])
         except ToolRefusal as refusal:
-            said, refused = _refusal(refusal)
-        shown, parents = call.node.name.rpartition(".")[2], (events[-1].id,) if events else (called.id,)
-        use = _tool_use(called, shown, number, parents, time.perf_counter() - start, said, refused)
-        return (*events, use), said
+            answer, refused = _refusal(refusal)
+        tool, parents = call.node.name.rpartition(".")[2], (events[-1].id,) if events else (called.id,)
+        use = _tool_use(called, tool, number, parents, time.perf_counter() - start, answer, refused)
+        return (*events, use), answer
 
     async def _use_role_tool(self, node: str, tool: RoleTool, given: Said) -> tuple[Said, int]:
         """What the tool answers, as text, and in how many attempts.
@@ -302,13 +298,12 @@ class Speaker:
         except TypeError as error:
             raise ToolRefusal(str(error)) from error
         try:
-            found = await self._call(f"{node}.{tool.name}", tool.function, [], given.value, tool.timeout_s, False)
+            value, attempts = await self._call(f"{node}.{tool.name}", tool.function, [], given.value, tool.timeout_s, False)
         except (PlayFailure, ToolRefusal):
             raise
         except Exception as error:
             failure = None if isinstance(error, OF_ARGUMENTS) else from_error(f"{node}.{tool.name}", error)
             raise failure or ToolRefusal(f"{type(error).__name__}: {error}") from error
-        value, attempts = (found.value, found.attempts) if isinstance(found, ToolResult) else (found, 1)
         answer = read_value(value, BOUNDS)
         if not answer.ok:
             raise ToolRefusal(f"the answer cannot be read: {answer.problem}")
@@ -317,22 +312,24 @@ class Speaker:
 
     async def _call(
         self, node: str, function: Callable, positional: list[Any], named: dict[str, Any], timeout_s: float | int, instant: bool
-    ) -> Any:
-        """What a function returns, wherever it has to run. What it raises is the caller's to judge."""
+    ) -> tuple[Any, int]:
+        """What a function returns, wherever it has to run, and in how many attempts. What it raises is the caller's to judge."""
         try:
             if instant:
-                found = function(*positional, **named)
+                result = function(*positional, **named)
             elif inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-                found = await self._coroutines.run(lambda: function(*positional, **named), timeout_s, node)
+                result = await self._coroutines.run(lambda: function(*positional, **named), timeout_s, node)
             else:
-                found = await self._threads.run(lambda: function(*positional, **named), timeout_s, node)
+                result = await self._threads.run(lambda: function(*positional, **named), timeout_s, node)
         except Late as error:
             raise PlayFailure(node, FailureKind.DEADLINE.value, str(error)) from None
         except Stalled as error:
             raise PlayFailure(node, FailureKind.UNAVAILABLE.value, str(error)) from None
-        if isinstance(found, ToolResult) and found.failure is not None:
-            raise from_tool(node, found.failure)
-        return found
+        if not isinstance(result, ToolResult):
+            return result, 1
+        if result.failure is not None:
+            raise from_tool(node, result.failure)
+        return result.value, result.attempts
 
     async def _within(self, node: str, timeout_s: float | int, work: Any) -> Any:
         """What is awaited, or a failure of the play after the node's deadline; time in a tool's queue does not count."""
@@ -355,6 +352,17 @@ def _checked_call(tools: Mapping[str, RoleTool | AgentTool], asked: ToolCall) ->
 def _refusal(refusal: ToolRefusal) -> tuple[Said, str]:
     """What the role reads of a call that could not be served, and the kind of reason."""
     return read_text(f"error: {refusal}"[:MAX_REASON]), type(refusal.__cause__ or refusal).__name__
+
+
+def _extended(node: Call, renderer: Renderer, talk: Conversation, answers: Sequence[Message]) -> Conversation:
+    """The conversation with what tools answered. Raises `PlayFailure` where its role cannot read that."""
+    try:
+        talk = renderer.extend(talk, answers)
+    except TemplateError as error:
+        raise PlayFailure(node.name, "prompt", f"tool results: {error}", retriable=False) from error
+    if len(talk.ids) <= node.role.max_prompt:
+        return talk
+    raise PlayFailure(node.name, "prompt", f"tool results grew the prompt to {len(talk.ids)} tokens", retriable=False)
 
 
 def _tool_use(

@@ -224,19 +224,19 @@ class Controller:
         """One play of one task, tried again after a failure; aborted if every attempt failed."""
         start, failures = time.perf_counter(), []
         for attempt in range(1, self._attempts + 1):
-            one = Play(self.workflow, self.speaker, self.scoring(task), self._forks, task, (step, play, plays))
+            attempted = Play(self.workflow, self.speaker, self.scoring(task), self._forks, task, (step, play, plays))
             try:
-                ways, candidates = await within(self._timeout_s, one.run())
+                trajectories, candidates = await within(self._timeout_s, attempted.run())
             except PlayFailure as failure:
                 failures.append(FailedAttempt(failure.node, failure.kind, str(failure)))
                 if not failure.retriable:
                     break
             except Expired:
                 message = f"not finished within {self._timeout_s} s"
-                failures.append(FailedAttempt(one.now, FailureKind.DEADLINE.value, message))
+                failures.append(FailedAttempt(attempted.now, FailureKind.DEADLINE.value, message))
             else:
-                return Episode(task, step, play, ways, tuple(failures), attempt, (), time.perf_counter() - start, candidates)
-        remains = tuple(sorted(one.log, key=lambda event: (event.request_number, event.branch)))
+                return Episode(task, step, play, trajectories, tuple(failures), attempt, (), time.perf_counter() - start, candidates)
+        remains = tuple(sorted(attempted.log, key=lambda event: (event.request_number, event.branch)))
         return Episode(task, step, play, (), tuple(failures), attempt, remains, time.perf_counter() - start)
 
 
@@ -300,8 +300,8 @@ def checked_branching(
     if branching and when_scored(workflow, pick, score) == "when_made":
         check_shown(workflow, branching)
         return dict(branching)
-    beside = [inside for node in walk(workflow.body) if isinstance(node, Together | Each) for inside in walk(node)]
-    for node in beside:
+    concurrent = [inside for node in walk(workflow.body) if isinstance(node, Together | Each) for inside in walk(node)]
+    for node in concurrent:
         if isinstance(node, Call) and node.role.name in branching:
             raise WorkflowError(
                 f"branching: node {node.name!r} runs beside others, where a play cannot fork to its end; play whole instances "

@@ -54,10 +54,10 @@ def crossed(rollout: Rollout, subset: int | None = None) -> tuple[Rollout, int]:
     groups: dict[int, list[Episode]] = {}
     for episode in rollout.episodes:
         groups.setdefault(episode.task.number, []).append(episode)
-    whole = {number: group for number, group in groups.items() if not any(episode.aborted for episode in group)}
-    joints = {number: _joints(rollout, number, subset) for number in whole}
-    paid = _judged(rollout, whole, joints) if whole else {}
-    episodes = tuple(_paid_anew(episode, rollout, whole, joints, paid) for episode in rollout.episodes)
+    groups_played = {number: group for number, group in groups.items() if not any(episode.aborted for episode in group)}
+    joints = {number: _joints(rollout, number, subset) for number in groups_played}
+    paid = _judged(rollout, groups_played, joints) if groups_played else {}
+    episodes = tuple(_paid_anew(episode, rollout, groups_played, joints, paid) for episode in rollout.episodes)
     return dataclasses.replace(rollout, episodes=episodes), sum(map(len, joints.values()))
 
 
@@ -75,22 +75,22 @@ def _judged(
 ) -> dict[int, list[dict[str, Earned] | None]]:
     """Task -> for each joint action, role -> what it earned; None where the infrastructure broke it."""
     roles = list(rollout.workflow.roles)
-    said = {(number, play): {call.role: call for call in episode.trajectories[0].calls} for number, group in groups.items()
+    calls = {(number, play): {call.role: call for call in episode.trajectories[0].calls} for number, group in groups.items()
             for play, episode in enumerate(group)}  # fmt: skip
 
     def again(turn: ScriptTurn) -> str | tuple[int, ...]:
         _, task, _, _, play = turn.seed
         agent = roles.index(turn.role.name)
-        call: RoleCall = said[task, int(joints[task][play][agent])][turn.role.name]
+        call: RoleCall = calls[task, int(joints[task][play][agent])][turn.role.name]
         return tuple(call.tokens.tolist()) if turn.role.speaks_ids else call.text
 
     players = Assignment(dict.fromkeys(roles, "again"), {"again": Scripted(again)})
     plays = len(next(iter(joints.values())))
     tasks = [group[0].task for group in groups.values()]
     with Controller(rollout.workflow, players, None, {}) as controller:
-        found = controller.play(tasks, rollout.step, plays)
+        judged = controller.play(tasks, rollout.step, plays)
     paid: dict[int, list] = {number: [] for number in groups}
-    for episode in found.episodes:
+    for episode in judged.episodes:
         path = episode.trajectories[0] if not episode.aborted else None
         paid[episode.task.number].append({call.role: path.earned[call.id] for call in path.calls} if path else None)
     return paid
@@ -103,8 +103,8 @@ def _paid_anew(episode: Episode, rollout: Rollout, groups: Mapping, joints: Mapp
     (path,), roles = episode.trajectories, list(rollout.workflow.roles)
     earned = {}
     for call in path.calls:
-        mine = np.flatnonzero(joints[number][:, roles.index(call.role)] == episode.play)
-        parts = [paid[number][joint][call.role] for joint in mine if paid[number][joint] is not None]
+        own_joints = np.flatnonzero(joints[number][:, roles.index(call.role)] == episode.play)
+        parts = [paid[number][joint][call.role] for joint in own_joints if paid[number][joint] is not None]
         if not parts:
             return dataclasses.replace(episode, trajectories=(), candidates=())
         earned[call.id] = _mean(parts)

@@ -87,16 +87,16 @@ def rewards_in_form(form: str, parts: Mapping[str, Parts], team: Mapping[str, Re
         for call in path.calls:
             if call.role not in parts:
                 continue
-            beside = written_beside(path, call)
-            found = {("result", True): float(team[call.role](call, beside, path))}
+            written = written_beside(path, call)
+            scores = {("result", True): float(team[call.role](call, written, path))}
             if call.legal:
-                found |= {(name, False): float(value) for name, value in parts[call.role](call, beside).items()}
-            who = call.role, call.items
-            before = last.get(who, {}) if form == "safe" else {}
-            for name, is_team in dict.fromkeys([*found, *before]):
-                value = found.get((name, is_team), 0.0) - before.get((name, is_team), 0.0)
+                scores |= {(name, False): float(value) for name, value in parts[call.role](call, written).items()}
+            speaker = call.role, call.items
+            before = last.get(speaker, {}) if form == "safe" else {}
+            for name, is_team in dict.fromkeys([*scores, *before]):
+                value = scores.get((name, is_team), 0.0) - before.get((name, is_team), 0.0)
                 yield Award(call, value, name, team=is_team)
-            last[who] = found
+            last[speaker] = scores
 
     reward = outcome if form == "outcome" else dense
     reward.__qualname__ = f"rewards in form {form!r}"

@@ -338,11 +338,11 @@ def _difference(asked: Sequence[FunctionRequest], recorded: Sequence[FunctionReq
         if (now.name, now.number, now.text) != (before.name, before.number, before.text):
             at = next((i for i, (a, b) in enumerate(zip(now.text, before.text)) if a != b), min(len(now.text), len(before.text)))
             cut = slice(max(0, at - SHOWN // 2), at + SHOWN // 2)
-            one, other = (f"request {x.number} of {x.name!r} …{x.text[cut]!r}" for x in (now, before))
-            return f"with the same answers it asked {one}, and before {other}"
+            text_now, text_before = (f"request {x.number} of {x.name!r} …{x.text[cut]!r}" for x in (now, before))
+            return f"with the same answers it asked {text_now}, and before {text_before}"
     if len(asked) != len(recorded):
-        more = (*asked, *recorded)[min(len(asked), len(recorded)) :][0]
-        return f"with the same answers it asked {len(asked)} things at once, and before {len(recorded)}; {more} is one"
+        rest = (*asked, *recorded)[min(len(asked), len(recorded)) :][0]
+        return f"with the same answers it asked {len(asked)} things at once, and before {len(recorded)}; {rest} is one"
     return None
 
 

@@ -17,8 +17,7 @@ import dataclasses
 import dis
 import inspect
 import json
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marl_llm.workflows.assignment import ScriptTurn
@@ -26,6 +25,7 @@ from marl_llm.workflows.environment import Environment
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.function_replay import TeamHandle
 from marl_llm.workflows.graph import Workflow
+from marl_llm.workflows.named_roles import nested_codes
 from marl_llm.workflows.nodes import PAID, PROMPT, REPLY, Call, FunctionNode
 from marl_llm.workflows.renderer import Renderer
 from marl_llm.workflows.rewards import Award
@@ -94,7 +94,7 @@ class FunctionTeam:
         inputs = tuple(first[0].fields) if first else tuple(field for field in of_task if field not in (*self.hidden, *OF_TASK))
         if clash := [field for field in inputs if field in OF_TASK]:
             raise WorkflowError(f"team {name!r}: a task's field is called {clash[0]!r}, which every task has: rename it")
-        calls = {role: Call(one, role) for role, one in roles.items()}
+        calls = {role: Call(options, role) for role, options in roles.items()}
         body = FunctionNode(name, function, calls, self.at_most, self.timeout_s, self.on_error, tuple(self.metrics))
         figures = {"reward": paid_to_team, "errors": _errors, **{metric: _metric(metric) for metric in self.metrics}}
         team = Workflow(name, body, inputs, tuple(self.hidden), rewards=(paid_to_calls,), metrics=figures, score="at_end")
@@ -138,22 +138,15 @@ def tasks_of_rows(rows: Rows | Mapping[str, Rows], hidden: Sequence[str]) -> Tas
 def attributes_of(function: Callable) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The attributes that a function's code, and what is defined within it, reads of its first and of its second parameter."""
     names = list(inspect.signature(function).parameters)[:2]
-    found: dict[str, dict[str, None]] = {name: {} for name in names}
-    for code in _codes(function.__code__):
+    attributes: dict[str, dict[str, None]] = {name: {} for name in names}
+    for code in nested_codes(function.__code__):
         steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "NOP")]
         for step, after in zip(steps, steps[1:]):
             loaded = step.argval if step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) else None
             loaded = loaded[-1] if isinstance(loaded, tuple) else loaded  # two at once, the second of which is on top
-            if loaded in found and after.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                found[loaded][after.argval] = None
-    return tuple(tuple(found[name]) for name in names)
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
+            if loaded in attributes and after.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                attributes[loaded][after.argval] = None
+    return tuple(tuple(attributes[name]) for name in names)
 
 
 def stripped(text: str) -> dict[str, str]:

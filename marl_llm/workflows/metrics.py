@@ -48,11 +48,11 @@ def rollout_metrics(rollout: Rollout, table: SampleTable) -> dict[str, float]:
 
 def team_metrics(rollout: Rollout) -> dict[str, list[float]]:
     """The workflow's metrics of the episodes that are not aborted and that they apply to, see `episode_metrics`."""
-    found: dict[str, list[float]] = {name: [] for name in rollout.workflow.metrics}
+    values: dict[str, list[float]] = {name: [] for name in rollout.workflow.metrics}
     for episode in rollout.episodes:
         for name, value in episode_metrics(rollout.workflow, episode).items():
-            found[name].append(value)
-    return found
+            values[name].append(value)
+    return values
 
 
 def episode_metrics(workflow: Workflow, episode: Episode) -> dict[str, float]:
@@ -61,7 +61,7 @@ def episode_metrics(workflow: Workflow, episode: Episode) -> dict[str, float]:
 
     Raises `WorkflowError` naming a metric that fails or gives no finite number.
     """
-    found = {}
+    metrics = {}
     for name, metric in workflow.metrics.items() if not episode.aborted else ():
         try:
             values = [metric(path) for path in episode.trajectories]
@@ -72,8 +72,8 @@ def episode_metrics(workflow: Workflow, episode: Episode) -> dict[str, float]:
             continue
         if not math.isfinite(value):
             raise WorkflowError(f"metric {name!r} gave {value} on task {episode.task.number}; give a finite number")
-        found[name] = value
-    return found
+        metrics[name] = value
+    return metrics
 
 
 def _role_figures(rollout: Rollout, table: SampleTable) -> dict[str, float]:
@@ -122,15 +122,15 @@ def _tool_figures(rollout: Rollout, played: Sequence[Episode]) -> dict[str, floa
 def _scorer_figures(rollout: Rollout) -> dict[str, float]:
     figures = {}
     for scorer in rollout.workflow.scorers:
-        said: dict[tuple[str, str], float] = {}
+        values: dict[tuple[str, str], float] = {}
         for episode in rollout.episodes:
             for path in (*episode.trajectories, *episode.candidates):
-                for call, one in path.scores.items():
-                    if scorer.name in one and one[scorer.name].value is not None:
-                        said[episode.name, call] = one[scorer.name].value
+                for call, by_scorer in path.scores.items():
+                    if scorer.name in by_scorer and by_scorer[scorer.name].value is not None:
+                        values[episode.name, call] = by_scorer[scorer.name].value
         failed = [failure for episode in rollout.episodes for failure in episode.failures if failure.node == f"scorer {scorer.name}"]
-        figures[f"scorer/{scorer.name}/calls"] = float(len(said))
-        figures[f"scorer/{scorer.name}/value"] = _mean(list(said.values()))
+        figures[f"scorer/{scorer.name}/calls"] = float(len(values))
+        figures[f"scorer/{scorer.name}/value"] = _mean(list(values.values()))
         figures[f"scorer/{scorer.name}/failed"] = float(len(failed))
     return figures
 

@@ -33,7 +33,7 @@ def _codes(function: Any, seen: set[int]) -> Iterator[types.CodeType]:
     if isinstance(function, types.MethodType):
         yield from _codes(function.__func__, seen)
     if isinstance(function, types.FunctionType):
-        yield from _nested(function.__code__)
+        yield from nested_codes(function.__code__)
         for cell in function.__closure__ or ():
             yield from _codes(_content(cell), seen)
 
@@ -45,11 +45,12 @@ def _content(cell: types.CellType) -> Any:
         return None
 
 
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+def nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code and that of all that is defined within it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _nested(constant)
+            yield from nested_codes(constant)
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:

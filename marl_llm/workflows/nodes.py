@@ -255,12 +255,12 @@ def written(node: Node) -> set[str]:
 
 def written_before_next_role(body: Node) -> dict[str, frozenset[str]]:
     """Name of a role call -> fields that it or the tools behind it may write before the next role speaks, beside others or after it."""
-    found: dict[str, frozenset[str]] = {}
+    fields_of: dict[str, frozenset[str]] = {}
 
     def back(node: Node, later: frozenset[str], leave: frozenset[str]) -> frozenset[str]:
         """What may be written from the beginning of a node on, given what may be behind it and behind the loop around it."""
         if isinstance(node, Call):
-            found[node.name] = found.get(node.name, frozenset()) | set(node.role.writes) | later
+            fields_of[node.name] = fields_of.get(node.name, frozenset()) | set(node.role.writes) | later
             return frozenset()
         if isinstance(node, Tool):
             return later | set(node.writes)
@@ -280,8 +280,8 @@ def written_before_next_role(body: Node) -> dict[str, frozenset[str]]:
             first = back(node.body, later, later)
             return back(node.body, later | first, later)
         inside = node.parts if isinstance(node, Together) else (node.body,)
-        own = frozenset().union(*(back(part, frozenset(), frozenset()) for part in inside))
-        return own if any(isinstance(one, Call) for one in walk(node)) else own | written(node) | later
+        fields = frozenset().union(*(back(part, frozenset(), frozenset()) for part in inside))
+        return fields if any(isinstance(child, Call) for child in walk(node)) else fields | written(node) | later
 
     back(body, frozenset(), frozenset())
-    return found
+    return fields_of

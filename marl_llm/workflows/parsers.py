@@ -39,20 +39,20 @@ def json_object(**fields: Callable[[Any], Any]) -> Parser:
     """
 
     def parse(text: str) -> dict[str, Any]:
-        said = read_json(_unfenced(text))
-        if not said.ok:
-            raise FormatError(f"not JSON: {said.problem}")
-        found = said.value
-        if not isinstance(found, dict):
-            raise FormatError(f"a JSON {type(found).__name__}, not an object")
-        if missing := [key for key in fields if key not in found]:
+        answer = read_json(_unfenced(text))
+        if not answer.ok:
+            raise FormatError(f"not JSON: {answer.problem}")
+        values = answer.value
+        if not isinstance(values, dict):
+            raise FormatError(f"a JSON {type(values).__name__}, not an object")
+        if missing := [key for key in fields if key not in values]:
             raise FormatError(f"the key {missing[0]!r} is missing")
-        if extra := [key for key in found if key not in fields]:
+        if extra := [key for key in values if key not in fields]:
             raise FormatError(f"the key {extra[0]!r} belongs to no field")
         result = {}
         for key, convert in fields.items():
             try:
-                result[key] = convert(found[key])
+                result[key] = convert(values[key])
             except (ValueError, TypeError) as error:
                 raise FormatError(f"{key}: {error}") from error
         return result
@@ -77,12 +77,12 @@ def texts(at_most: int, distinct: bool = True, cut: bool = False) -> Callable[[A
     def convert(value: Any) -> tuple[str, ...]:
         if not isinstance(value, list) or not value:
             raise FormatError("not a list with at least one text")
-        found = tuple(short_text()(item) for item in value)
-        if len(found) > at_most and not cut:
-            raise FormatError(f"{len(found)} texts, {at_most} are allowed")
-        if distinct and len(set(found)) < len(found):
+        items = tuple(short_text()(item) for item in value)
+        if len(items) > at_most and not cut:
+            raise FormatError(f"{len(items)} texts, {at_most} are allowed")
+        if distinct and len(set(items)) < len(items):
             raise FormatError("a text occurs twice")
-        return found[:at_most]
+        return items[:at_most]
 
     return convert
 
@@ -118,8 +118,8 @@ def tagged(tags: Mapping[str, str] | tuple[str, ...], read: Callable[[dict[str, 
         match = pattern.fullmatch(text)
         if match is None:
             raise FormatError(f"expected {' '.join(f'<{t}>...</{t}>' for t in names)} and nothing else")
-        found = {field: match.group(f"g{i}").strip() for i, field in enumerate(names.values())}
-        return read(found) if read else found
+        values = {field: match.group(f"g{i}").strip() for i, field in enumerate(names.values())}
+        return read(values) if read else values
 
     return parse
 

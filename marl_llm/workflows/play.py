@@ -144,10 +144,10 @@ class Play:
     async def _pick_now(self, node: Call, number: int, state: State, branches: int) -> State:
         """K candidates on the same state, each scored when it is made; the picked one's state (AT-GRPO, Algorithm 1, lines 9 to 14)."""
         starts = [state._replace(path_id=choice) for choice in range(branches)]  # the identity that a compiled game's candidates have
-        found = await run_all([self._candidate(node, number, state, choice, one) for choice, one in enumerate(starts)])
-        picked = self._picked(node, number, [self._worth(number, trajectory) for _, trajectory in found])
-        self._candidates += [trajectory for choice, (_, trajectory) in enumerate(found) if choice != picked]
-        after, trajectory = found[picked]
+        candidates = await run_all([self._candidate(node, number, state, choice, candidate) for choice, candidate in enumerate(starts)])
+        picked = self._picked(node, number, [self._worth(number, trajectory) for _, trajectory in candidates])
+        self._candidates += [trajectory for choice, (_, trajectory) in enumerate(candidates) if choice != picked]
+        after, trajectory = candidates[picked]
         self._made.update(trajectory.earned)
         return after._replace(path_id=0)
 
@@ -215,9 +215,9 @@ class Play:
                 state = paths[0]
             elif isinstance(node, Tool):
                 self.now = node.name
-                used = await self.speaker.use(node, base, state, self.identity)
-                self.log.append(used)
-                state = state.after(used)
+                use = await self.speaker.use(node, base, state, self.identity)
+                self.log.append(use)
+                state = state.after(use)
             elif isinstance(node, InOrder):
                 state = state._replace(todo=push_parts(rest, node.parts, base))
             elif isinstance(node, Repeat | Round):
@@ -248,9 +248,9 @@ class Play:
         if step.result is not None:
             turn = max((event.turn for event in (*state.past, *state.events)), default=0)
             ending = Tool(node.name, lambda: {PAID: step.result}, (), (PAID,), 1.0, instant=True)
-            used = await self.speaker.use(ending, base + node.request_count - 1, state._replace(turn=turn), self.identity)
-            self.log.append(used)
-            return state.after(used)._replace(turn=turn)
+            use = await self.speaker.use(ending, base + node.request_count - 1, state._replace(turn=turn), self.identity)
+            self.log.append(use)
+            return state.after(use)._replace(turn=turn)
         if len(step.requests) == 1 or any(request.name in self.forks.branching for request in step.requests):
             return state._replace(todo=(_Asking(node, step.requests), base, state.todo))
         parts = [self._asked(node, request, base, state) for request in step.requests]
@@ -271,15 +271,15 @@ class Play:
 
     def _ask_next(self, asking: _Asking, base: int, state: State) -> State:
         """Takes the answer to one request of a round into it, and asks the next one."""
-        node, requests, answers, begun = asking
-        if begun:
+        node, requests, answers, is_begun = asking
+        if is_begun:
             answers = (*answers, requests[len(answers)].answer_in(state.fields))
         if len(answers) == len(requests):
             return self._answered_round(node, requests, answers, base, state)
-        asked = self._asked(node, requests[len(answers)], base, state)
+        next_state = self._asked(node, requests[len(answers)], base, state)
         after: Todo = (_Asking(node, requests, answers, begun=True), base, state.todo)
-        part, number, _ = asked.todo
-        return asked._replace(todo=push(after, part, number))
+        part, number, _ = next_state.todo
+        return next_state._replace(todo=push(after, part, number))
 
     def _answered_round(
         self, node: FunctionNode, requests: tuple[FunctionRequest, ...], answers: tuple[tuple[Any, str], ...], base: int, state: State

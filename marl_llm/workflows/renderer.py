@@ -7,7 +7,7 @@ with a vocabulary of its own: the system's and the user's text, one after the ot
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, SupportsInt, runtime_checkable
 
 from marl_llm.text import Conversation, Message, Reply, Tokenizer
@@ -143,24 +143,29 @@ def prompt_of(role: Role, renderer: Renderer | None, fields: dict[str, Any], ear
         fits = talk is None or len(talk.ids) <= role.max_prompt
         return RolePrompt(talk, messages, trimmed, replaced), "" if fits else f"{len(talk.ids)} tokens, {role.max_prompt} are allowed"
 
-    prompt, over = render(0)
-    if not over:
+    prompt, excess = render(0)
+    if not excess:
         return prompt
     value = fields.get(role.trim) if role.trim in (role.reads if earlier is None else role.observes) else None
     if not isinstance(value, Sequence):
         why = "the role trims no field" if role.trim is None else f"{role.trim!r} ({type(value).__name__}) cannot be trimmed"
         why = why if earlier is None else f"it continues a conversation, of which only a field of its observation can be trimmed ({why})"
-        raise PromptTooLong(f"the prompt has {over}, and {why}")
+        raise PromptTooLong(f"the prompt has {excess}, and {why}")
+    if (longest := _longest_that_fits(render, value)) is None:
+        raise PromptTooLong(f"the prompt has {excess}, even without {role.trim!r}")
+    return longest
+
+
+def _longest_that_fits(render: Callable[[int], tuple[RolePrompt, str]], value: Sequence) -> RolePrompt | None:
+    """The prompt of which least of `value` is trimmed, by bisection; None if none fits."""
     low, high, best = 1, len(value), None
     while low <= high:
-        cut = (low + high) // 2
-        shorter, longer = render(cut)
-        if longer:
-            low = cut + 1
+        trimmed = (low + high) // 2
+        prompt, excess = render(trimmed)
+        if excess:
+            low = trimmed + 1
         else:
-            best, high = shorter, cut - 1
-    if best is None:
-        raise PromptTooLong(f"the prompt has {over}, even without {role.trim!r}")
+            best, high = prompt, trimmed - 1
     return best
 
 

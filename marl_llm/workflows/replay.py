@@ -71,10 +71,10 @@ class _RecordedTools:
             raise ReplayError(f"{name}: it now follows {', '.join(state.last)}, and followed {', '.join(known.parents)}")
         if not node.instant:
             return known
-        found = await self.speaker.use(node, number, state, identity)
-        if _plain(found.writes) != _plain(known.writes):
-            raise ReplayError(f"{name}: computed {found.writes!r:.200}, and once {known.writes!r:.200}")
-        return dataclasses.replace(found, seconds=known.seconds)
+        use = await self.speaker.use(node, number, state, identity)
+        if _plain(use.writes) != _plain(known.writes):
+            raise ReplayError(f"{name}: computed {use.writes!r:.200}, and once {known.writes!r:.200}")
+        return dataclasses.replace(use, seconds=known.seconds)
 
 
 def replay(
@@ -118,18 +118,22 @@ def replay(
     with Controller(workflow, assignment, recorded, renderer, attempts=1, **picking) as controller:
         controller.scoring = lambda task: Recorded(scores)
         controller.speaker = _RecordedTools(controller.speaker, {event.id: event for event in events if isinstance(event, ToolUse)})
-        found = finish(controller.episode(episode.task, episode.step, episode.play, plays))
-    if found.aborted:
-        failure = found.failures[-1]
+        replayed = finish(controller.episode(episode.task, episode.step, episode.play, plays))
+    _check_same(episode, replayed)
+    return replayed
+
+
+def _check_same(episode: Episode, replayed: Episode) -> None:
+    """Raises `ReplayError` with the first event that is another than it was."""
+    if replayed.aborted:
+        failure = replayed.failures[-1]
         raise ReplayError(f"the replay failed at node {failure.node!r}: {failure.kind}: {failure.message}")
-    for before, after in zip(events, found.events()):
+    recorded, events = episode.events(), replayed.events()
+    for before, after in zip(recorded, events):
         if (before.id, before.parents, _plain(before.writes)) != (after.id, after.parents, _plain(after.writes)):
             raise ReplayError(f"{after.id} is not what it was: it wrote {after.writes!r:.200}, and once {before.id} {before.writes!r:.200}")
-    if len(found.events()) != len(events):
-        raise ReplayError(
-            f"{len(found.events())} events, once {len(events)}: the first that is missing is {events[len(found.events())].id}"
-        )
-    return found
+    if len(events) != len(recorded):
+        raise ReplayError(f"{len(events)} events, once {len(recorded)}: the first that is missing is {recorded[len(events)].id}")
 
 
 def _plain(value: Any) -> Any:

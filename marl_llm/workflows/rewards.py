@@ -102,11 +102,11 @@ def delta(
     """
 
     def reward(trajectory: Trajectory) -> list[Award]:
-        found = _scores(scores, trajectory)
+        by_turn = _scores(scores, trajectory)
         before, gains = (start(trajectory) if callable(start) else start), {}
-        for turn in sorted(found):
-            gains[turn] = found[turn] - before
-            before = found[turn]
+        for turn in sorted(by_turn):
+            gains[turn] = by_turn[turn] - before
+            before = by_turn[turn]
         return [Award(call, gains.get(call.turn, 0.0), name) for call in _calls(trajectory, roles)]
 
     return _described(reward, f"delta {name!r}", roles, scores)
@@ -119,10 +119,10 @@ def delayed(scores: Scores, roles: tuple[str, ...], name: str = "delayed") -> Re
     """
 
     def reward(trajectory: Trajectory) -> list[Award]:
-        found = _scores(scores, trajectory)
-        turns = sorted(found)
+        by_turn = _scores(scores, trajectory)
+        turns = sorted(by_turn)
         following = dict(zip(turns, turns[1:]))
-        gains = {turn: found[after] - found[turn] for turn, after in following.items()}
+        gains = {turn: by_turn[after] - by_turn[turn] for turn, after in following.items()}
         return [Award(call, gains.get(call.turn, 0.0), name) for call in _calls(trajectory, roles)]
 
     paid = _described(reward, f"delayed {name!r}", roles, scores)
@@ -151,8 +151,9 @@ def scored(scorer: str, roles: tuple[str, ...] | None = None, weight: float | in
     """weight · the scorer's score of each call that it scores; see `scoring`. `name` of the component: by default the scorer's."""
 
     def reward(trajectory: Trajectory) -> list[Award]:
-        said = [(call, trajectory.scores.get(call.id, {}).get(scorer)) for call in _calls(trajectory, roles)]
-        return [Award(call, weight * one.value, name or scorer) for call, one in said if one is not None and one.value is not None]
+        scores = [(call, trajectory.scores.get(call.id, {}).get(scorer)) for call in _calls(trajectory, roles)]
+        known = [(call, score.value) for call, score in scores if score is not None and score.value is not None]
+        return [Award(call, weight * value, name or scorer) for call, value in known]
 
     paid = _described(reward, f"scored {scorer!r}", roles)
     paid.scorers = (scorer,)
@@ -192,10 +193,12 @@ def earned(workflow: Workflow, trajectory: Trajectory) -> dict[str, Earned]:
             for value in (award.team, award.local, *award.components.values()):
                 if not math.isfinite(value):
                     raise WorkflowError(f"{who} pays {value} to {award.call.id} of task {trajectory.task.number}; pay a finite number")
-            into = sums[award.call.id]
-            into[0], into[1], into[3] = into[0] + float(award.team), into[1] + float(award.local), into[3] or award.team_paid
+            total = sums[award.call.id]
+            total[0] += float(award.team)
+            total[1] += float(award.local)
+            total[3] = total[3] or award.team_paid
             for name, value in award.components.items():
-                into[2][name] = into[2].get(name, 0.0) + float(value)
+                total[2][name] = total[2].get(name, 0.0) + float(value)
     return {name: Earned(*parts) for name, parts in sums.items()}
 
 
@@ -213,5 +216,5 @@ def _calls(trajectory: Trajectory, roles: tuple[str, ...] | None) -> list[RoleCa
 
 
 def _scores(scores: Scores, trajectory: Trajectory) -> dict[int, float]:
-    found = trajectory.per_turn(scores) if isinstance(scores, str) else scores(trajectory)
-    return {int(turn): float(score) for turn, score in found.items()}
+    by_turn = trajectory.per_turn(scores) if isinstance(scores, str) else scores(trajectory)
+    return {int(turn): float(score) for turn, score in by_turn.items()}

@@ -276,8 +276,8 @@ class Role:
             raise WorkflowError(f"role {self.name!r} cannot show {name!r}: {type(error).__name__}: {error}") from error
         system = [("system", self.system)] if self.system and not again else []
         user = self.observation if again else self.prompt
-        said = [(who, read_text(template.format_map(shown))) for who, template in (*system, ("user", user))]
-        return [Message(who, one.value) for who, one in said], sum(one.replaced for _, one in said)
+        texts = [(who, read_text(template.format_map(shown))) for who, template in (*system, ("user", user))]
+        return [Message(who, text.value) for who, text in texts], sum(text.replaced for _, text in texts)
 
     def read(self, text: str, ids: Sequence[int] = (), fields: Fields | None = None) -> tuple[dict[str, Any], str | None]:
         """Output fields of a response, and why its format is broken (None: it is not).
@@ -293,33 +293,33 @@ class Role:
 
         A field beyond `BOUNDS` takes its fallback, and the response is illegal.
         """
-        said = read_text(text)
-        text = said.value
+        response = read_text(text)
+        text = response.value
         try:
             if isinstance(self.parse, Reader):
                 spoken = Response(text, tuple(int(i) for i in ids))
-                found = self.parse.function(spoken, *((fields or {})[name] for name in self.parse.reads))
+                values = self.parse.function(spoken, *((fields or {})[name] for name in self.parse.reads))
             else:
-                found = self.parse(text)
-            found, why = dict(found), None
+                values = self.parse(text)
+            values, why = dict(values), None
         except FormatError as error:
-            found, why = {**self.writes, **error.fields}, read_text(str(error)[:MAX_REASON]).value or "illegal"
+            values, why = {**self.writes, **error.fields}, read_text(str(error)[:MAX_REASON]).value or "illegal"
         except Exception as error:  # a parser reads what a policy wrote, which may be anything: this one has a fault
             raise WorkflowError(f"the parser of role {self.name!r} raised {type(error).__name__}: {error}; on {text[:200]!r}") from error
-        if set(found) != set(self.writes):
-            names = f"{sorted(found)}, while the role writes {sorted(self.writes)}"
+        if set(values) != set(self.writes):
+            names = f"{sorted(values)}, while the role writes {sorted(self.writes)}"
             raise WorkflowError(f"the parser of role {self.name!r} gave {names}")
         marks = 0
-        for field, value in found.items():
+        for field, value in values.items():
             if value is self.writes[field]:
                 continue
-            one = read_value(value, BOUNDS)
-            problem = one.problem if not one.ok else "" if is_finite(one.value) else "number"
+            item = read_value(value, BOUNDS)
+            problem = item.problem if not item.ok else "" if is_finite(item.value) else "number"
             if problem:
                 why = why or f"{field}: cannot be read: {problem}"
-            found[field] = self.writes[field] if problem else one.value
-            marks += count_marks(found[field])
-        return found, why, said.replaced + max(0, marks - text.count(REPLACEMENT))  # a parser hands on those that stood in the text
+            values[field] = self.writes[field] if problem else item.value
+            marks += count_marks(values[field])
+        return values, why, response.replaced + max(0, marks - text.count(REPLACEMENT))  # a parser hands on those that stood in the text
 
 
 def count_marks(value: Any) -> int:

@@ -210,10 +210,10 @@ def _mean(all_earned: list[Earned]) -> Earned:
     """The mean over the ways that a call lies on."""
     if len(all_earned) == 1:
         return all_earned[0]
-    names = dict.fromkeys(name for one in all_earned for name in one.components)
-    components = {name: float(np.mean([one.components.get(name, 0.0) for one in all_earned])) for name in names}
-    team, local = (float(np.mean([getattr(one, kind) for one in all_earned])) for kind in ("team", "local"))
-    return Earned(team, local, components, any(one.team_paid for one in all_earned))
+    names = dict.fromkeys(name for pay in all_earned for name in pay.components)
+    components = {name: float(np.mean([pay.components.get(name, 0.0) for pay in all_earned])) for name in names}
+    team, local = (float(np.mean([getattr(pay, kind) for pay in all_earned])) for kind in ("team", "local"))
+    return Earned(team, local, components, any(pay.team_paid for pay in all_earned))
 
 
 def _dense(keys: Iterable[Hashable]) -> list[int]:

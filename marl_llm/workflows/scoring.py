@@ -85,18 +85,18 @@ class Scoring:
         """Call id -> scorer -> score, of a trajectory that is over. Raises `PlayFailure`."""
         for when in MOMENTS:
             self._ask_all(trajectory.events, when, trajectory)
-        found: dict[str, dict[str, Score]] = {}
+        by_call: dict[str, dict[str, Score]] = {}
         missing = {scorer.name: scorer.missing for scorer in self._workflow.scorers}
         for (name, call), task in list(self._asked.items()):
             try:
-                said = await task
+                score = await task
             except PlayFailure as failure:
                 if missing[name] == "abort":
                     raise
-                said = Score(None, missing=f"{failure.kind}: {failure}")
-            found.setdefault(call, {})[name] = said
+                score = Score(None, missing=f"{failure.kind}: {failure}")
+            by_call.setdefault(call, {})[name] = score
         ids = {call.id for call in trajectory.calls}
-        return {call: scores for call, scores in found.items() if call in ids}
+        return {call: scores for call, scores in by_call.items() if call in ids}
 
     def cancel(self) -> None:
         """Lets go of scores that nobody awaits any more."""
@@ -143,7 +143,7 @@ async def _score(scorer: Scorer, view: ActionView) -> Score:
     """One score. Whatever goes wrong aborts the play: a scorer reads what models wrote, and may be one."""
     node = f"scorer {scorer.name}"
     try:
-        found = await within(scorer.timeout_s, scorer.ask(view))
+        score = await within(scorer.timeout_s, scorer.ask(view))
     except (PlayFailure, WorkflowError):  # the latter: an environment's own function has a fault, which ends the rollout (law 10)
         raise
     except Expired:
@@ -151,10 +151,10 @@ async def _score(scorer: Scorer, view: ActionView) -> Score:
     except Exception as error:
         failure = from_error(node, error)
         raise failure or PlayFailure(node, "scorer", f"{view.call.id}: {type(error).__name__}: {error}") from error
-    if isinstance(found, ToolResult):
-        if found.failure is not None:
-            raise from_tool(node, found.failure)
-        found = found.value
-    if not isinstance(found, Score) or isinstance(found.value, bool) or found.value is None or not math.isfinite(found.value):
-        raise PlayFailure(node, "scorer", f"{view.call.id}: the score is {found!r:.200}; it must be a Score of a finite number")
-    return found
+    if isinstance(score, ToolResult):
+        if score.failure is not None:
+            raise from_tool(node, score.failure)
+        score = score.value
+    if not isinstance(score, Score) or isinstance(score.value, bool) or score.value is None or not math.isfinite(score.value):
+        raise PlayFailure(node, "scorer", f"{view.call.id}: the score is {score!r:.200}; it must be a Score of a finite number")
+    return score

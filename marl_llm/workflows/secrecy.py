@@ -67,25 +67,25 @@ def check_secrecy(body: Node, hidden: Iterable[str]) -> None:
 def secret_fields(body: Node, hidden: Iterable[str]) -> frozenset[str]:
     """Hidden fields of the task, and every field that any way through the graph makes of one; `reveals` ends it. The order of
     nodes is not looked at: a field that is hidden anywhere is hidden."""
-    found = set(hidden)
+    secret = set(hidden)
     while True:
-        before = len(found)
+        before = len(secret)
         for node in walk(body):
             reads = () if isinstance(node, Each) else getattr(node, "reads", ())
-            if isinstance(node, Tool) and found & set(reads):
-                found |= set(node.writes) - set(node.reveals)
-            elif isinstance(node, Call) and found & set(node.role.parse_reads):
-                found |= set(node.role.writes)
-            elif isinstance(node, FunctionNode) and found:
-                found |= {HIDDEN_RESULT, PAID}
-            elif isinstance(node, Choose | Repeat) and (found & set(reads)) - set(node.reveals):
-                found |= written(node)
+            if isinstance(node, Tool) and secret & set(reads):
+                secret |= set(node.writes) - set(node.reveals)
+            elif isinstance(node, Call) and secret & set(node.role.parse_reads):
+                secret |= set(node.role.writes)
+            elif isinstance(node, FunctionNode) and secret:
+                secret |= {HIDDEN_RESULT, PAID}
+            elif isinstance(node, Choose | Repeat) and (secret & set(reads)) - set(node.reveals):
+                secret |= written(node)
             elif isinstance(node, Each):
-                if node.over in found:
-                    found |= {node.item, *node.collect.values()}
-                found |= {to for field, to in node.collect.items() if field in found}
-        if len(found) == before:
-            return frozenset(found)
+                if node.over in secret:
+                    secret |= {node.item, *node.collect.values()}
+                secret |= {to for field, to in node.collect.items() if field in secret}
+        if len(secret) == before:
+            return frozenset(secret)
 
 
 def _follow(node: Node, known: Known, exits: list[Known]) -> Known | None:
@@ -102,10 +102,10 @@ def _follow(node: Node, known: Known, exits: list[Known]) -> Known | None:
         exits.append(known)
         return None
     if isinstance(node, Sequence):
-        here: Known | None = known
+        reached: Known | None = known
         for part in node.parts:
-            here = None if here is None else _follow(part, here, exits)
-        return here
+            reached = None if reached is None else _follow(part, reached, exits)
+        return reached
     if isinstance(node, Choose):
         return _choose(node, known, exits)
     if isinstance(node, Repeat):

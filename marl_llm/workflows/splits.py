@@ -49,8 +49,8 @@ def listed_tasks(parts: Mapping[str, Sequence[Task]]) -> Tasks:
     def tasks(split: str, first: int, count: int) -> list[Task]:
         check_split(split, parts)
         part = parts[split]
-        found = [part[number % len(part)] for number in range(first, first + count)]
-        return [Task(number, one.fields, one.hidden, split) for number, one in enumerate(found, first)]
+        drawn = [part[number % len(part)] for number in range(first, first + count)]
+        return [Task(number, task.fields, task.hidden, split) for number, task in enumerate(drawn, first)]
 
     return tasks
 

@@ -71,7 +71,7 @@ def _path_names(episode: Episode, when: str) -> list[str]:
 
 def named(episodes: Sequence[Episode], when: str, names: Set[str]) -> tuple[Episode, ...]:
     """The episodes of which `report_episodes` gives a path one of these names."""
-    return tuple(one for one in episodes if names.intersection(_path_names(one, when)))
+    return tuple(episode for episode in episodes if names.intersection(_path_names(episode, when)))
 
 
 def _step(episode: Episode, when: str, step: int | None) -> int | None:
@@ -83,10 +83,10 @@ def to_json(rollout: Rollout, episode: Episode, when: str = "train", step: int |
     pay: dict[str, Any] = {}
     scores: dict[str, dict[str, Any]] = {}
     for path in (*episode.trajectories, *episode.candidates):
-        for call, one in path.earned.items():
-            pay.setdefault(call, dataclasses.asdict(one))
-        for call, said in path.scores.items():
-            for name, score in said.items():
+        for call, pay_of_call in path.earned.items():
+            pay.setdefault(call, dataclasses.asdict(pay_of_call))
+        for call, by_scorer in path.scores.items():
+            for name, score in by_scorer.items():
                 head = {"kind": "score", "id": f"{call}:{name}", "parents": [call], "scorer": name}
                 scores[head["id"]] = {**head, **dataclasses.asdict(score)}
     task = episode.task
@@ -108,23 +108,23 @@ def to_json(rollout: Rollout, episode: Episode, when: str = "train", step: int |
 
 
 def _path(path: Trajectory) -> dict[str, Any]:
-    pays = {call: dataclasses.asdict(one) for call, one in path.earned.items()}
+    pays = {call: dataclasses.asdict(pay) for call, pay in path.earned.items()}
     ids = [event.id for event in path.events]
     return {"branch": path.branch, "turns": path.turns, "events": ids, "fields": _unlike(path.fields), "earned": pays}
 
 
 def _event(event: Event, pay: dict[str, Any] | None) -> dict[str, Any]:
-    found = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
-    found |= {name: found[name].tolist() for name in _ARRAYS if isinstance(found.get(name), np.ndarray)}
-    found["writes"] = _unlike(event.writes)
-    return {"kind": "role" if isinstance(event, RoleCall) else "tool", **found, **({} if pay is None else {"earned": pay})}
+    values = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+    values |= {name: values[name].tolist() for name in _ARRAYS if isinstance(values.get(name), np.ndarray)}
+    values["writes"] = _unlike(event.writes)
+    return {"kind": "role" if isinstance(event, RoleCall) else "tool", **values, **({} if pay is None else {"earned": pay})}
 
 
 def _unlike(value: Any) -> Any:
     """The value with every dictionary that looks like a record of a workspace put into another, for a policy may say anything."""
     if isinstance(value, Mapping):
-        found = {key: _unlike(item) for key, item in value.items()}
-        return {DIGEST: None, "value": found} if DIGEST in found else found
+        values = {key: _unlike(item) for key, item in value.items()}
+        return {DIGEST: None, "value": values} if DIGEST in values else values
     return [_unlike(item) for item in value] if isinstance(value, list | tuple) else value
 
 
@@ -140,11 +140,11 @@ def write_trajectories(path: str | pathlib.Path, rollout: Rollout, when: str = "
       WorkflowError: a field holds what JSON cannot; it is named.
       files.WriteError: the file cannot be written.
     """
-    out, held = files.LineFile(_file(path)), {}
+    file, workspaces = files.LineFile(_file(path)), {}
 
     def plain(value: Any) -> Any:
         if isinstance(value, Workspace):
-            held[value.digest] = value
+            workspaces[value.digest] = value
         return files.to_json(value)
 
     try:
@@ -154,11 +154,11 @@ def write_trajectories(path: str | pathlib.Path, rollout: Rollout, when: str = "
                 text = json.dumps(line, allow_nan=False, default=plain)
             except (TypeError, ValueError) as error:
                 raise WorkflowError(f"episode {episode.name} cannot be written: {_culprit(line)}: {error}") from error
-            for digest in list(held):  # before the line, which would else name what is not there
-                _keep(_file(path).parent / FOLDER_NAME / digest, held.pop(digest))
-            out.append(text)
+            for digest in list(workspaces):  # before the line, which would else name what is not there
+                _keep(_file(path).parent / FOLDER_NAME / digest, workspaces.pop(digest))
+            file.append(text)
     finally:
-        out.close()
+        file.close()
 
 
 def _keep(path: pathlib.Path, workspace: Workspace) -> None:
@@ -200,10 +200,10 @@ def from_json(line: Mapping[str, Any], folder: str | pathlib.Path | None = None)
     task = Task(about["number"], fields, hidden, about["split"], about.get("stratum", ""))
     events = {event["id"]: _read_event(event, place) for event in line["events"] if event["kind"] != "score"}
     scores: dict[str, dict[str, Score]] = {}
-    for one in line["events"]:
-        if one["kind"] == "score":
-            said = {field.name: _values(one[field.name], place) for field in dataclasses.fields(Score) if field.name in one}
-            scores.setdefault(one["parents"][0], {})[one["scorer"]] = Score(**said)
+    for score in line["events"]:
+        if score["kind"] == "score":
+            values = {field.name: _values(score[field.name], place) for field in dataclasses.fields(Score) if field.name in score}
+            scores.setdefault(score["parents"][0], {})[score["scorer"]] = Score(**values)
     paths = [_read_path(path, task, events, scores, place) for path in line["paths"]]
     candidates = tuple(_read_path(path, task, events, scores, place) for path in line.get("candidates", ()))
     failures = tuple(FailedAttempt(**failure) for failure in line["failures"])
@@ -219,10 +219,10 @@ def _read_path(
     scores: Mapping[str, Mapping[str, Score]],
     place: pathlib.Path | None,
 ) -> Trajectory:
-    own = tuple(events[name] for name in line["events"])
-    said = {event.id: scores[event.id] for event in own if event.id in scores}
+    path = tuple(events[name] for name in line["events"])
+    path_scores = {event.id: scores[event.id] for event in path if event.id in scores}
     pays = {call: Earned(**pay) for call, pay in line.get("earned", {}).items()}
-    return Trajectory(task, own, _values(line["fields"], place), line["turns"], line["branch"], said, pays)
+    return Trajectory(task, path, _values(line["fields"], place), line["turns"], line["branch"], path_scores, pays)
 
 
 def _read_event(line: Mapping[str, Any], place: pathlib.Path | None) -> Event:
@@ -248,12 +248,12 @@ def _workspace(digest: str, place: pathlib.Path | None) -> Workspace:
     if place is None:
         raise WorkflowError("the line holds a workspace without its content: give the folder of its file, as in from_json(line, run)")
     try:
-        found = Workspace((place / digest).read_bytes())
+        workspace = Workspace((place / digest).read_bytes())
     except OSError as error:
         raise WorkflowError(f"the content of a workspace cannot be read: {error}; keep the folder {FOLDER_NAME} beside its file") from error
-    if found.digest != digest:
+    if workspace.digest != digest:
         raise WorkflowError(f"{place / digest} does not hold what its name says: restore it, or remove the lines that name it")
-    return found
+    return workspace
 
 
 def report_episodes(
@@ -289,25 +289,29 @@ def report_episodes(
         for event in episode.events() or episode.remains:
             if isinstance(event, RoleCall):
                 siblings.setdefault(event.group, []).append(event)
-        task = episode.task
-        head: dict[str, Any] = {
-            "step": _step(episode, when, step),
-            "when": when,
-            "task": _readable({"number": task.number, **task.fields}, f"task {task.number}"),
-            "roles": dict(rollout.assignment.roles),
-        }
-        if task.hidden:
-            head["hidden"] = _readable(task.hidden, f"task {task.number}, hidden")
-        if episode.failures:
-            head["failures"] = [f"{one.node}: {one.kind}: {one.message}" for one in episode.failures]
+        task, head = episode.task, {"step": _step(episode, when, step), "when": when} | _head(rollout, episode)
         ends = [(path.events, path.turns, _outcome(rollout, path, headline)) for path in episode.trajectories]
         ends = ends or [(episode.remains, 0, {"status": "aborted"})]
-        for one, (events, turns, outcome) in zip(_path_names(episode, when), ends, strict=True):
+        for name, (events, turns, outcome) in zip(_path_names(episode, when), ends, strict=True):
             calls = [event for event in events if isinstance(event, RoleCall)]
             steps = [_reported(call, [(other, rows[task.number, other.id]) for other in siblings[call.group]], worth) for call in calls]
             tools = _tools(rollout, task, events)
-            played = head | outcome | {"episode": one, "turns": turns, "steps": [said for said, _ in steps], "tools": tools}
-            yield played, {"episode": one, "steps": [drawn for _, drawn in steps]}
+            played = head | outcome | {"episode": name, "turns": turns, "steps": [said for said, _ in steps], "tools": tools}
+            yield played, {"episode": name, "steps": [drawn for _, drawn in steps]}
+
+
+def _head(rollout: Rollout, episode: Episode) -> dict[str, Any]:
+    """What the lines of all of an episode's trajectories say: its task, who plays, and what failed."""
+    task = episode.task
+    head: dict[str, Any] = {
+        "task": _readable({"number": task.number, **task.fields}, f"task {task.number}"),
+        "roles": dict(rollout.assignment.roles),
+    }
+    if task.hidden:
+        head["hidden"] = _readable(task.hidden, f"task {task.number}, hidden")
+    if episode.failures:
+        head["failures"] = [f"{failure.node}: {failure.kind}: {failure.message}" for failure in episode.failures]
+    return head
 
 
 def _outcome(rollout: Rollout, path: Trajectory, headline: str | None) -> dict[str, Any]:
@@ -340,37 +344,37 @@ def _reported(
         return np.zeros(other.tokens.size) if other.log_probs is None else other.sampled_log_probs
 
     drawn = [{"ids": other.tokens, "log_probs": silent(other)} for other, _ in group]
-    for one, (other, row) in zip(drawn, group):
-        one |= {} if other.entropy is None else {"entropy": other.entropy}
-        one |= {"advantage": advantages[row.instance, other.id]} if (row.instance, other.id) in advantages else {}
+    for responses_drawn, (other, row) in zip(drawn, group):
+        responses_drawn |= {} if other.entropy is None else {"entropy": other.entropy}
+        responses_drawn |= {"advantage": advantages[row.instance, other.id]} if (row.instance, other.id) in advantages else {}
     said = {"turn": call.turn, "role": call.role, "prompt": call.prompt, "group": call.group, "responses": responses}
     return said, {"turn": call.turn, "role": call.role, "prompt_ids": np.asarray(call.prompt_ids, np.int32), "responses": drawn}
 
 
 def _tools(rollout: Rollout, task: Task, events: Sequence[Event]) -> list[dict[str, Any]]:
     """Tool calls with what they read, and how many role calls came before each. Items of an `each` are no fields, and left out."""
-    found, spoken = [], 0
+    uses, role_calls = [], 0
     fields = {**rollout.workflow.start, **task.fields, **task.hidden}
     for event in events:
         if isinstance(event, RoleCall):
-            spoken += 1
+            role_calls += 1
         else:
             node = rollout.workflow.nodes.get(event.node)  # None: a tool that a role called within its response
             reads = {field: fields[field] for field in (node.reads if node else ()) if field in fields}
-            one = {"after": spoken, "node": event.node, "turn": event.turn, "seconds": event.seconds}
-            one |= {"reads": _readable(reads, f"the input of {event.node!r}")} if node else {}
-            one["writes"] = _readable(event.writes, f"the output of {event.node!r}")
-            found.append(one | ({} if event.refused is None else {"refused": event.refused}))
+            use = {"after": role_calls, "node": event.node, "turn": event.turn, "seconds": event.seconds}
+            use |= {"reads": _readable(reads, f"the input of {event.node!r}")} if node else {}
+            use["writes"] = _readable(event.writes, f"the output of {event.node!r}")
+            uses.append(use | ({} if event.refused is None else {"refused": event.refused}))
         fields |= state_writes(event)
-    return found
+    return uses
 
 
 def _readable(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Fields as JSON values. Raises `WorkflowError` naming the one that JSON cannot hold."""
-    found = {}
+    readable = {}
     for name, value in fields.items():
         try:
-            found[name] = json.loads(json.dumps(value, allow_nan=False, default=files.to_json))
+            readable[name] = json.loads(json.dumps(value, allow_nan=False, default=files.to_json))
         except (TypeError, ValueError) as error:
             raise WorkflowError(f"{where}, field {name!r}, cannot be written: {error}") from error
-    return found
+    return readable
