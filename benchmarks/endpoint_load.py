@@ -129,42 +129,41 @@ def _end(process: subprocess.Popen | None) -> None:
         process.stdout.close()
 
 
-class KilledServer:
-    """`marl serve --record`, killed and started again after shares of the episodes.
+class ServedRecord:
+    """`marl serve --record` with the checkpoint `tiny` of a folder; a context manager.
+
+    Args:
+      folder: has `tiny`, and gets the record, `server.log` and compiled programs.
+      flags: of the command.
 
     Attributes:
-      down_s: seconds for which there was none.
-      kills: so far.
+      url, record: where it listens, and what it writes.
     """
 
-    def __init__(self, folder: pathlib.Path, load: Load):
-        self.port, self._folder, self._load = free_port(), folder, load
-        self.record, self.down_s, self.kills = folder / "plays.jsonl", 0.0, 0
+    def __init__(self, folder: pathlib.Path, *flags: str):
+        self.port, self._folder, self._flags = free_port(), folder, flags
+        self.url, self.record = f"http://127.0.0.1:{self.port}", folder / "plays.jsonl"
         self._process = self._start()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+    def restart(self) -> None:
+        """Kills it, and starts it again on the same port and record."""
+        self.kill()
+        self._process = self._start()
 
-    def watch(self, crowd: Crowd) -> None:
-        """Kills the server if its time has come; `crowd` begins no episode until the next one is there."""
-        if self.kills < self._load.server_kills and crowd.done >= (self.kills + 1) * self._load.episodes / (self._load.server_kills + 1):
-            start = time.perf_counter()
-            self.close()
-            crowd.open.clear()
-            self.kills += 1
-            self._process = self._start()
-            crowd.open.set()
-            self.down_s += time.perf_counter() - start
-
-    def close(self) -> None:
+    def kill(self) -> None:
         """Kills it."""
         self._process.kill()
         self._process.wait()
 
+    def __enter__(self) -> ServedRecord:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.kill()
+
     def _start(self) -> subprocess.Popen:
-        command = [sys.executable, "-m", "marl_llm", "serve", f"--path={self._folder / 'tiny'}", f"--name={ROLE}", "--max_prompt=512"]
-        command += [f"--max_tokens={self._load.max_tokens}", f"--port={self.port}", f"--record={self.record}"]
+        command = [sys.executable, "-m", "marl_llm", "serve", f"--path={self._folder / 'tiny'}", *self._flags]
+        command += [f"--port={self.port}", f"--record={self.record}"]
         env = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(self._folder / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
         with open(self._folder / "server.log", "ab") as log:
             process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
@@ -176,6 +175,31 @@ class KilledServer:
         raise RuntimeError(f"the server did not start:\n{(self._folder / 'server.log').read_text()}")
 
 
+class Killer:
+    """Kills a server after equal shares of the episodes.
+
+    Attributes:
+      down_s: seconds for which there was none.
+      kills: so far.
+    """
+
+    def __init__(self, server: ServedRecord, crowd: Crowd, load: Load):
+        self._server, self._crowd, self._load = server, crowd, load
+        self.down_s, self.kills = 0.0, 0
+
+    def watch(self) -> None:
+        """Kills the server if its time has come; no episode begins until the next one is there."""
+        due = self._crowd.done * (self._load.server_kills + 1) >= self._load.episodes * (self.kills + 1)
+        if due and self.kills < self._load.server_kills:
+            start = time.perf_counter()
+            self._server.kill()
+            self._crowd.open.clear()
+            self.kills += 1
+            self._server.restart()
+            self._crowd.open.set()
+            self.down_s += time.perf_counter() - start
+
+
 def measure_record(load: Load, folder: pathlib.Path) -> dict[str, Any]:
     """Plays against `marl serve --record`, and reads the record as training does."""
     from marl_llm.cli.tiny import make
@@ -184,14 +208,15 @@ def measure_record(load: Load, folder: pathlib.Path) -> dict[str, Any]:
     ledger = folder / "ledger"
     ledger.mkdir()
     make(folder / "tiny", "qwen3", 1024, 0)
-    with contextlib.closing(KilledServer(folder, load)) as server:
+    with ServedRecord(folder, f"--name={ROLE}", "--max_prompt=512", f"--max_tokens={load.max_tokens}") as server:
         crowd, start = Crowd(make_tasks(load), ledger, server.url), time.perf_counter()
-        crowd.run(load.clients, lambda: server.watch(crowd))
-        seconds = time.perf_counter() - start - server.down_s
+        killer = Killer(server, crowd, load)
+        crowd.run(load.clients, killer.watch)
+        seconds = time.perf_counter() - start - killer.down_s
     found = figures(read_ledger(ledger), read_lines(server.record), seconds)
     batch = read_recorded(server.record, (ROLE,))
     trained = len(set(batch.table.trajectory.tolist()))
-    return found | {"trained": trained, "server_kills": server.kills, "down_s": round(server.down_s, 1)}
+    return found | {"trained": trained, "server_kills": killer.kills, "down_s": round(killer.down_s, 1)}
 
 
 def measure_attach(load: Load, folder: pathlib.Path) -> dict[str, Any]:

@@ -3,64 +3,14 @@
 import json
 import random
 
-from serving_lab import LOOK, USER, ask, ended, get, scripted
+import pytest
+from serving_lab import ask, ended, get, scripted
 
+from benchmarks.fuzz_requests import BODIES, Sent, changed, fault_of, make_requests, measure, replies_in
 from marl_llm.serving import ChatServer
 from marl_llm.serving.dialects import DIALECTS
 
 REQUESTS = 600
-CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"x": 3}'}}
-STRANGE = [
-    None, True, 0, -1, 1e30, 2**70, "", "x", "<|im_end|>", "</tool_call>", "\ud800", [], {}, [None], [[]], {"type": "function"},
-    {"type": "text", "text": "x"}, {"role": "user"}, "a" * 200, [{"type": "tool_use"}],
-    {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}},
-]  # fmt: skip
-BODIES = {
-    "chat/completions": {
-        "model": "m", "messages": [{"role": "system", "content": "s"}, USER, {"role": "assistant", "content": None, "tool_calls": [CALL]},
-                                   {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "wall"}]}],
-        "tools": [LOOK], "tool_choice": "auto", "n": 2, "max_tokens": 5, "temperature": 0.5, "stop": ["z"], "seed": 1, "stream": False,
-        "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}, "parallel_tool_calls": True,
-    },
-    "completions": {"model": "m", "prompt": ["x", "y"], "max_tokens": 5, "logprobs": 0, "stream": True, "n": 1},
-    "messages": {
-        "model": "m", "max_tokens": 5, "system": [{"type": "text", "text": "s"}], "stream": True, "tool_choice": {"type": "any"},
-        "messages": [USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {"x": 1}}]},
-                     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "wall"}]}],
-        "tools": [{"name": "look", "input_schema": {"type": "object"}}], "stop_sequences": ["z"],
-    },
-    "responses": {
-        "model": "m", "input": [USER, {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
-                                {"type": "function_call_output", "call_id": "c1", "output": "wall"}],
-        "tools": [{"type": "function", "name": "look"}], "text": {"format": {"type": "json_object"}}, "max_output_tokens": 5,
-        "instructions": "s", "stream": False, "tool_choice": "auto",
-    },
-}  # fmt: skip
-
-
-def places(value):
-    """(container, key) of every value within a value."""
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in list(pairs):
-        yield value, key
-        yield from places(item)
-
-
-def changed(body, draw):
-    """A body with one to three of its values taken away, exchanged, doubled or given another name."""
-    body = json.loads(json.dumps(body))
-    for _ in range(draw.randint(1, 3)):
-        container, key = draw.choice(list(places(body)) or [(body, "model")])
-        way = draw.randrange(4)
-        if way == 0:
-            container[key] = draw.choice(STRANGE)
-        elif way == 1 and isinstance(container, dict):
-            container.pop(key, None)
-        elif way == 2 and isinstance(container, list):
-            container.insert(key, container[key])
-        elif isinstance(container, dict):
-            container[draw.choice(["more", "type", "content", "tool_calls", "name"])] = draw.choice(STRANGE)
-    return body
 
 
 def test_hundreds_of_changed_requests_are_each_answered_or_refused_in_one_line(tmp_path, capfd):
@@ -98,3 +48,48 @@ def test_the_requests_that_are_changed_are_served_as_they_are():
             sent = []
             assert server.answer(json.dumps(body).encode(), kind, None, sent.append)[0] == 200
             assert bool(sent) == body["stream"]
+
+
+def test_damaged_requests_over_http_are_answered_or_refused_and_recorded(tmp_path):
+    record = tmp_path / "plays.jsonl"
+    with ChatServer({"m": scripted(ended("z"), max_prompt=1500)}, record=record) as server:
+        port = int(server.url.split(":")[2].split("/")[0])
+        found = measure(port, record, make_requests(200, 1), 4)
+        assert (found["faults"], found["lost"]) == (0, 0), found
+        assert min(found["statuses"].get(status, 0) for status in ("200", "400", "404", "415", "501")) > 0
+        assert found["replies"] > 20
+        record.write_text("".join(record.read_text().splitlines(True)[:-1]))
+        assert measure(port, record, [], 1)["lost"] == found["episodes"], "of these no reply was told now"
+
+
+STREAM = b'data: {"choices": [{"index": 0, "finish_reason": null}]}\n\ndata: {"choices": [{"index": 0, "finish_reason": "stop"}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("status", "content_type", "body", "fault"),
+    [
+        (200, "application/json", b'{"choices": [{}]}', ""),
+        (200, "text/event-stream", STREAM + b"data: [DONE]\n\n", ""),
+        (400, "application/json", b'{"error": {"message": "so"}}', ""),
+        (0, "TimeoutError", b"", "no answer"),
+        (500, "application/json", b'{"error": {"message": "so"}}', "status 500"),
+        (200, "application/json", b'{"choices": []}', "without a reply"),
+        (200, "application/json", b'{"choices": [NaN]}', "no JSON"),
+        (200, "text/event-stream", STREAM + b'data: {"error": {"message": "paid before"}}\n\n', ""),
+        (200, "text/event-stream", STREAM + b'data: {"error": {"message": ""}}\n\n', "without an end"),
+        (200, "text/event-stream", STREAM, "without an end"),
+        (400, "application/json", b'{"error": {"message": "a\\nb"}}', "in one line"),
+        (400, "application/json", b'{"error": {}}', "in one line"),
+        (400, "text/plain", b"no", "no JSON"),
+    ],
+)
+def test_an_answer_that_is_neither_right_nor_a_named_refusal_is_a_fault(status, content_type, body, fault):
+    found = fault_of(Sent("POST", "/v1/chat/completions", {}, b"", "chat/completions"), status, content_type, body)
+    assert fault in found
+    assert bool(found) == bool(fault)
+
+
+def test_replies_of_an_answer_are_counted():
+    assert replies_in(b'{"choices": [1, 2]}', False) == 2
+    assert replies_in(STREAM, True) == 1
+    assert replies_in(b'event: message_stop\ndata: {"type": "message_stop"}\n\n', True) == 1

@@ -60,17 +60,22 @@ def text_of(answer):
     return json.loads(said)["choices"][0]["message"]["content"]
 
 
+def wait_until(condition, seconds=20):
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.001)
+
+
 def drop(server, path, body, engine):
-    """Sends a request and hangs up before it is answered; gives the server's count of failures then."""
+    """Sends a request and hangs up before it is answered; returns when the server knows."""
     connection = http.client.HTTPConnection("127.0.0.1", int(server.url.split(":")[2].split("/")[0]), timeout=30)
     asked, failed = len(engine.asked), server.stats()["failed"]
     connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-    while len(engine.asked) == asked:
-        time.sleep(0.001)
+    wait_until(lambda: len(engine.asked) > asked)
     connection.close()
     engine.go.set()
-    while server.stats()["failed"] == failed:
-        time.sleep(0.001)
+    wait_until(lambda: server.stats()["failed"] > failed)
 
 
 def test_a_reply_whose_client_has_left_is_not_recorded(served, engine):
