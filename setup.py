@@ -62,6 +62,7 @@ setup(
         "ta": ["textarena==0.7.4"],
         "openenv": OPENENV,
         "agents": AGENTS,  # the programs of examples/agents
+        "mcp": ["mcp>=2.3,<3"],  # tools of MCP servers: marl_llm.workflows.mcp_tools
         "lm_eval": ["lm-eval[api]==0.4.13"],  # examples/agents/lm_eval
         "data_science": DATA_SCIENCE,  # what programs in that sandbox profile may import
         "parity": ["torch>=2.6", "transformers>=4.57", "peft>=0.17"],  # the live check against Hugging Face

@@ -106,4 +106,20 @@ FAULTS = {
         "a reason has any length": ("read_text(f\"error: {refusal}\"[:MAX_REASON])", "read_text(f\"error: {refusal}\")"),
         "later rounds are of the first round's group": ("group=group if number == 0 else f\"{request}:{branch}\"", "group=group"),
     },
+    ("marl_llm/workflows/mcp_tools.py", "tests/workflows/test_mcp_tools.py"): {
+        "an error of an MCP server is an answer": ("if result.ok and result.value.is_error:", "if False:"),
+        "an MCP tool may have any name": ("if not re.fullmatch(TOOL_NAME, tool.name):", "if False:"),
+        "any schema is one of an object": ("or schema.value.get(\"type\") != \"object\"", ""),
+        "an MCP tool fills the prompt": ("> MAX_TOLD:", "> MAX_TOLD * 100:"),
+        "a call has no deadline of its own": ("timeout_s + PING_GRACE_S)", "timeout_s)"),
+    },
+    ("marl_llm/tools/mcp_server.py", "tests/workflows/test_mcp_tools.py"): {
+        "an MCP server that has ended is asked again": ("(opened.exception() or opened.result().ended.is_set())", "False"),
+        "an MCP server that is deaf goes on": ("        except (TimeoutError, McpFailure):\n            await self._end()", "        except (TimeoutError, McpFailure):\n            pass"),
+        "every deadline ends an MCP server": ("            await self._end_unless_alive()\n", "            await self._end()\n"),
+        "each call starts an MCP server": ("if self._holder is None or self._holder.done():", "if True:"),
+        "a group of errors is told": ("while isinstance(error, ExceptionGroup):", "while False:"),
+        "why an MCP server failed has many lines": ("\" \".join(message.split())[:MAX_MESSAGE]", "message"),
+        "a closed MCP server goes on": ("            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()\n", ""),
+    },
 }

@@ -1,0 +1,190 @@
+"""A session of the package `mcp` with a server on this machine; see `marl_llm.tools.mcp_server`.
+
+The package reads lines of any length, so the process and its pipes are kept here: a line beyond the bound ends the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
+
+import anyio
+
+from marl_llm.tools.commands import TAIL_BYTES, last_lines
+from marl_llm.tools.mcp_server import MAX_LINE, MAX_TOOLS, McpAnswer, McpFailure, McpTool
+from marl_llm.tools.results import FailureKind
+
+INHERITED = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
+CLOSED = (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError)  # a pipe or a stream at its end
+
+
+class PackageSession:
+    """See `mcp_server.McpSession`.
+
+    Attributes:
+      ended: set when the server has closed its output.
+    """
+
+    def __init__(self, process: ServerProcess):
+        self._process, self.ended = process, process.ended
+        self.client: Any = None  # `mcp.ClientSession`
+
+    async def list_tools(self) -> list[McpTool]:
+        """All pages of the list. Raises `McpFailure`."""
+        from mcp import MCPError
+        from mcp.types import PaginatedRequestParams
+
+        found, params = [], None
+        while True:
+            try:
+                page = await self._asked(self.client.list_tools(params=params))
+            except MCPError as error:
+                raise self._process.failure() if self.ended.is_set() else McpFailure(FailureKind.REFUSED, error.message) from None
+            found += [McpTool(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
+            if len(found) > MAX_TOOLS:
+                raise McpFailure(FailureKind.BAD_REPLY, f"it lists more than {MAX_TOOLS} tools")
+            if not page.next_cursor or not page.tools:
+                return found
+            params = PaginatedRequestParams(cursor=page.next_cursor)
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> McpAnswer:
+        """One call. Raises `McpFailure`."""
+        from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED
+
+        try:
+            result = await self._asked(self.client.call_tool(name, dict(arguments)))
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED:
+                raise self._process.failure() from None
+            return McpAnswer(error.message, is_error=True)
+        return McpAnswer(text_of(result.content, result.structured_content), result.is_error)
+
+    async def ping(self) -> None:
+        """Returns when the server answers, whatever it says. Raises `McpFailure`."""
+        from mcp import MCPError
+
+        with contextlib.suppress(MCPError):
+            await self._asked(self.client.send_ping())
+
+    async def _asked(self, answer: Any) -> Any:
+        """What is awaited. Raises `McpFailure` for what cannot be read, and the package's `MCPError` for a server's own error."""
+        from mcp import MCPError
+
+        try:
+            return await answer
+        except MCPError:
+            raise
+        except (ValueError, TypeError, RuntimeError, RecursionError) as error:  # not as its schema, or the protocol's, says
+            raise McpFailure(FailureKind.BAD_REPLY, f"{type(error).__name__}: {error}") from None
+
+
+class ServerProcess:
+    """The process of a server.
+
+    Attributes:
+      ended: set when it has closed its output.
+    """
+
+    def __init__(self, process: Any):
+        self._process, self._said, self._fault = process, b"", ""
+        self.ended = asyncio.Event()
+
+    async def read(self, messages: Any) -> None:
+        """Sends what the server says on, a message a line, until it ends or says too much at once."""
+        from mcp.shared.message import SessionMessage
+        from mcp.types import jsonrpc_message_adapter
+
+        rest = b""
+        async with messages:
+            with _setting(self.ended), contextlib.suppress(*CLOSED):
+                while True:
+                    *lines, rest = (rest + await self._process.stdout.receive()).split(b"\n")
+                    if max(map(len, (rest, *lines))) > MAX_LINE:
+                        self._fault = f"it sent a message of more than {MAX_LINE} bytes"
+                        break
+                    for line in lines:
+                        try:
+                            message = SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+                        except ValueError:
+                            continue  # a line that is no message: a server prints what it likes
+                        await messages.send(message)
+
+    async def write(self, messages: Any) -> None:
+        """Writes messages to the server."""
+        with contextlib.suppress(*CLOSED):
+            async with messages:
+                async for one in messages:
+                    await self._process.stdin.send(one.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+
+    async def read_errors(self) -> None:
+        """Keeps the end of the server's standard error."""
+        with contextlib.suppress(*CLOSED):
+            while True:
+                self._said = (self._said + await self._process.stderr.receive())[-TAIL_BYTES:]
+
+    def failure(self) -> McpFailure:
+        """Why there is no answer."""
+        if self._fault:
+            return McpFailure(FailureKind.BAD_REPLY, self._fault)
+        said = last_lines(self._said)
+        return McpFailure(FailureKind.CRASH, f"it has ended{f'; its stderr ends: {said}' if said else ''}")
+
+    async def kill(self) -> None:
+        """Kills it with its process group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.aclose()
+
+
+@contextlib.asynccontextmanager
+async def open_session(command: Sequence[str], folder: str, env: Mapping[str, str]) -> AsyncIterator[PackageSession]:
+    """A server that has shaken hands. Raises `McpFailure`, and `OSError` for a command that cannot be started."""
+    try:
+        from mcp import ClientSession, MCPError
+    except ImportError:
+        raise McpFailure(FailureKind.REFUSED, "it needs the package mcp: pip install 'marl_llm[mcp]'") from None
+    given = {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(env)
+    process = await anyio.open_process(command, cwd=folder, env=given, start_new_session=True)
+    server = ServerProcess(process)
+    received, to_session = anyio.create_memory_object_stream(0)
+    from_session, sent = anyio.create_memory_object_stream(0)
+    session = PackageSession(server)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.read, received)
+        tasks.start_soon(server.write, sent)
+        tasks.start_soon(server.read_errors)
+        try:
+            async with ClientSession(to_session, from_session) as session.client:
+                try:
+                    await session.client.initialize()
+                except MCPError:
+                    raise server.failure() from None
+                except (ValueError, RuntimeError) as error:
+                    raise McpFailure(FailureKind.BAD_REPLY, f"{type(error).__name__}: {error}") from None
+                yield session
+        finally:
+            with anyio.CancelScope(shield=True):
+                await server.kill()
+            tasks.cancel_scope.cancel()
+
+
+@contextlib.contextmanager
+def _setting(event: asyncio.Event) -> Iterator[None]:
+    """Sets an event at the end of what it is the context of."""
+    try:
+        yield
+    finally:
+        event.set()
+
+
+def text_of(content: Sequence[Any], structured: Any = None) -> str:
+    """A result's texts, one below the other; of a result without content its value as JSON."""
+    if not content:
+        return "" if structured is None else json.dumps(structured, ensure_ascii=False)
+    return "\n".join(one.text if one.type == "text" else f"[{one.type}]" for one in content)
