@@ -13,6 +13,7 @@ Ctrl-C stop after the step, with checkpoints.
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Mapping, Sequence
 
 from absl import flags, logging
 from ml_collections import config_flags
@@ -20,6 +21,8 @@ from ml_collections import config_flags
 from marl_llm.runs import command
 from marl_llm.runs.building import CACHE
 from marl_llm.runs.command import ConfigError
+from marl_llm.runs.sweep_configs import SweptConfig, sweep_configs
+from marl_llm.untrusted import read_json_file
 
 FLAGS = flags.FlagValues()
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A training config, e.g. experiments/configs/quickstart.py.", flag_values=FLAGS)
@@ -57,12 +60,19 @@ def table(settings: dict[str, list[dict]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
+def summary(teams: Sequence[SweptConfig], folders: Mapping[str, pathlib.Path]) -> str:
+    """The table of finished runs with its headline figure and legend. Raises `ConfigError` for an evaluation that cannot be read."""
+    settings: dict[str, list[dict]] = {}
+    for one in teams:
+        settings.setdefault(one.setting, []).append(read_json_file(folders[one.name] / "evaluation.json", error=ConfigError))
+    headline = settings[teams[0].setting][0]["headline"]
+    return f"headline figure: {headline}, test split, greedy\n\n{table(settings)}\n\n{LEGEND}"
+
+
 def main(argv) -> None:
     """Trains what is missing and prints the table."""
-    from marl_llm.runs.sweep_configs import sweep_configs
     from marl_llm.runs.sweep_run import train_sweep
     from marl_llm.runs.train_run import Launch
-    from marl_llm.untrusted import read_json_file
 
     logging.set_verbosity(logging.WARNING)  # orbax tells of every file it writes
     if _CONFIG.value is None:
@@ -70,12 +80,7 @@ def main(argv) -> None:
     teams, out = sweep_configs(_CONFIG.value, _VARY.value), pathlib.Path(_OUT.value)
     launch = Launch(config_flags.get_config_filename(FLAGS["config"]), _CACHE.value)
     folders = train_sweep(teams, out, launch)
-    settings: dict[str, list[dict]] = {}
-    for one in teams:
-        evaluation = read_json_file(folders[one.name] / "evaluation.json", error=ConfigError)
-        settings.setdefault(one.setting, []).append(evaluation)
-    headline = next(iter(settings.values()))[0]["headline"]
-    text = f"headline figure: {headline}, test split, greedy\n\n{table(settings)}\n\n{LEGEND}"
+    text = summary(teams, folders)
     (out / "table.md").write_text(text + "\n")
     print(text)
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from marl_llm.cli.sweep import table
+from marl_llm.cli.sweep import summary, table
 from marl_llm.reporting import read_metrics
 from marl_llm.runs import loop, sweep_run, train_run
 from marl_llm.runs.base import base_config
@@ -28,7 +28,7 @@ def tiny():
     c.game.update(height=3, width=3, min_distance=2, max_distance=4, max_moves=2, max_turns=2, wall_density=0.2)
     c.model.update(width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
     c.recipe.update(group_size=3, entropy_coef=0.01)
-    c.optimizer.update(row_tokens=64, minibatch=8, epochs=2, microbatch_tokens=128, warmup=0)
+    c.optimizer.update(row_tokens=64, minibatch=32, epochs=1, microbatch_tokens=128, warmup=0)
     c.sft.update(steps=24, tasks=8, fresh=12, learning_rate=2e-2)
     c.rollout.tasks, c.steps, c.devices = 8, 2, 1
     c.evaluation.update(every=1, tasks=12, final_tasks=12, transcripts=1, ablate_roles=False)
@@ -140,6 +140,15 @@ def test_an_interrupted_sweep_goes_on_from_the_checkpoint_that_all_teams_have(sw
     sweep_run.train_sweep(teams, tmp_path / "out")
     for name in NAMES:
         assert list(map(figures, read_metrics(tmp_path / "out" / name))) == [numbers(figures(line)) for line in read_metrics(out / name)]
+
+
+def test_the_table_has_a_row_for_each_setting_with_both_seeds(swept):
+    out, _, _ = swept
+    text = summary(sweep_configs(tiny(), VARIED), {name: out / name for name in NAMES})
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| learning_rate")]
+    after = [read_json_file(out / name / "evaluation.json")["after"]["success"] for name in NAMES]
+    assert [row[:2] for row in rows] == [["learning_rate=1e-3", "2"], ["learning_rate=3e-3", "2"]]
+    assert [float(row[3].split()[0]) for row in rows] == pytest.approx([np.mean(after[:2]), np.mean(after[2:])], abs=1e-3)
 
 
 @pytest.mark.parametrize(
