@@ -49,14 +49,14 @@ def prepare(args) -> dict:
     row, lora, mesh = args.prompt + args.samples * args.response, LoraConfig(args.rank), make_mesh(1)
     recipe = make_recipe("grpo", group_size=args.samples, kl_coef=0.0)
     options = LearnerOptions(recipe, make_optimizer(), row, args.prompts, microbatch_tokens=args.microbatch_tokens or row)
-    learner = Learner(ModelSpec(config, params, lora=lora), options, mesh, jax.random.key(1))
+    learners = {f"role{i}": Learner(ModelSpec(config, params, lora=lora), options, mesh, jax.random.key(1 + i)) for i in range(args.roles)}
     count = args.prompts * args.samples
     sizes = EngineConfig(max_num_seqs=count, prompt_tokens=args.prompt, response_tokens=args.response, decode_steps=16, admit=args.prompts)
 
-    def on_base():
+    def on_base(learner):
         return attach(learner.base, learner.policy.params, lora)
 
-    engine = Engine({"policy": (config, on_base())}, jax.random.key(2), sizes=sizes)
+    engine = Engine({role: (config, on_base(learner)) for role, learner in learners.items()}, jax.random.key(2), sizes=sizes)
     rng, zeros, order = np.random.default_rng(0), np.zeros(count, np.int32), np.arange(count, dtype=np.int32)
     instance = np.repeat(np.arange(args.prompts, dtype=np.int32), args.samples)
 
@@ -64,17 +64,22 @@ def prepare(args) -> dict:
 
     def step() -> dict:
         number = next(numbers)
-        ids = [tuple(int(t) for t in rng.integers(3, config.vocab_size, args.prompt)) for _ in range(args.prompts)]
-        asked = [Request(ids[i], (number, i, k), args.response) for i in range(args.prompts) for k in range(args.samples)]
+        asked = []
+        for role in learners:
+            ids = [tuple(int(t) for t in rng.integers(3, config.vocab_size, args.prompt)) for _ in range(args.prompts)]
+            asked += [Request(ids[i], (number, i, k), args.response, role) for i in range(args.prompts) for k in range(args.samples)]
         tick = time.perf_counter()
-        engine.set_params("policy", on_base())
+        for role, learner in learners.items():
+            engine.set_params(role, on_base(learner))
         drawn = engine.generate_all(asked)
         tock = time.perf_counter()
-        tokens = Tokens.of([TokenSample(r.prompt, c.tokens, c.log_probs) for r, c in zip(asked, drawn, strict=True)])
-        pay = np.asarray([np.mean(c.tokens % 2) for c in drawn], np.float32)
-        table = Samples(instance=instance, env=instance, agent=zeros, turn=zeros, order=zeros, trajectory=order, team=pay, local=pay)
-        learner.learn(tokens, table, np.ones(1, bool), 1e-4, None, 0, None, 0.0)
-        jax.block_until_ready(learner.policy)
+        for first, learner in zip(range(0, len(asked), count), learners.values(), strict=True):
+            answered = list(zip(asked, drawn, strict=True))[first : first + count]
+            tokens = Tokens.of([TokenSample(r.prompt, c.tokens, c.log_probs) for r, c in answered])
+            pay = np.asarray([np.mean(c.tokens % 2) for _, c in answered], np.float32)
+            table = Samples(instance=instance, env=instance, agent=zeros, turn=zeros, order=zeros, trajectory=order, team=pay, local=pay)
+            learner.learn(tokens, table, np.ones(1, bool), 1e-4, None, 0, None, 0.0)
+        jax.block_until_ready([learner.policy for learner in learners.values()])
         done = time.perf_counter()
         of_device = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
         held = of_device / 2**30 if of_device else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -83,11 +88,12 @@ def prepare(args) -> dict:
     def work() -> dict:
         """Seconds that no program here can go below."""
         limits, sized = machine_limits(mesh, dtype), (args.samples, args.prompt, args.response)
-        adapters = sum(x.size for x in jax.tree.leaves(learner.policy.params))
+        adapters = sum(x.size for x in jax.tree.leaves(learners["role0"].policy.params))
         size = jax.numpy.dtype(dtype).itemsize
         decode = args.response * limits.seconds(roofline.decode_step(config, args.prompts, *sized, 1, itemsize=size))
         sampled = decode + limits.seconds(roofline.prefill(config, args.prompts, args.prompt, 1, itemsize=size))
-        return {"sample": sampled, "seconds": limits.seconds(roofline.update(config, args.prompts, *sized, 1, 1, adapters))}
+        updated = limits.seconds(roofline.update(config, args.prompts, *sized, 1, 1, adapters))
+        return {"sample": args.roles * sampled, "seconds": args.roles * updated}
 
     for _ in range(2):  # an empty cache and a used one are admitted by two programs
         step()
@@ -113,7 +119,7 @@ def measure(args) -> dict:
         given = {name: getattr(args, name) for name in ("prompts", "samples", "prompt", "response", "rank", "threads", "platform")}
         given["model"] = args.model if pathlib.Path(args.model).exists() else random_checkpoint(args.model, f"{folder}/model")
         sizes = [f"--{name}={value}" for name, value in given.items()]
-        more = [f"--remat={args.remat}", f"--microbatch_tokens={args.microbatch_tokens}", "--worker"]
+        more = [f"--roles={args.roles}", f"--remat={args.remat}", f"--microbatch_tokens={args.microbatch_tokens}", "--worker"]
         here_only = {"JAX_PLATFORMS": "cpu"} if args.platform == "cpu" else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         workers = {"ours": Worker([sys.executable, "-m", "benchmarks.adapters", *sizes, *more], f"{folder}/ours", **here_only)}
         if args.peers_python:
@@ -131,7 +137,7 @@ def measure(args) -> dict:
         return [one[part] for one in figures[name]]
 
     out = {"benchmark": "adapters", "model": pathlib.Path(args.model).name, "threads": args.threads, "repeats": args.repeats}
-    out |= {name: getattr(args, name) for name in ("prompts", "samples", "prompt", "response", "rank", "remat", "platform")}
+    out |= {name: getattr(args, name) for name in ("prompts", "samples", "prompt", "response", "rank", "roles", "remat", "platform")}
     out["dtype"] = DTYPES[args.platform]
     for name in workers:
         middle = {part: round(statistics.median(of(name, part)), 2) for part in PARTS}
@@ -152,6 +158,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--peers_python", default="", help="interpreter with TRL, PEFT, PyTorch and datasets; empty: this library alone")
     for name, default in (("prompts", 4), ("samples", 4), ("prompt", 200), ("response", 48), ("rank", 16), ("threads", 2), ("repeats", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--roles", type=int, default=1, help="adapters on the one base, each with as many samples; ours alone")
     parser.add_argument("--remat", default="none", choices=("none", "dots", "full"))
     parser.add_argument("--microbatch_tokens", type=int, default=0, help="0: a packed row")
     parser.add_argument("--platform", default="cpu", choices=tuple(DTYPES))
@@ -183,6 +190,8 @@ def beside_peer(model: str, **sizes) -> dict:
 def main() -> None:
     """The command, and the helper that it starts itself as."""
     args = parser().parse_args()
+    if args.roles > 1 and args.peers_python:
+        raise SystemExit("--roles: TRL trains one adapter; leave --peers_python out")
     if args.worker:
         pin(args.threads)
         serve(lambda: prepare(args))
