@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -25,6 +25,7 @@ from jaxtyping import Array, Key
 from marl_llm.errors import UserError
 from marl_llm.models import ModelConfig
 from marl_llm.sampling.bursts import Bursts
+from marl_llm.sampling.prompt_scores import PromptScorer, PromptScores
 from marl_llm.sampling.requests import Completion, Request, RequestError
 from marl_llm.sampling.scheduler import Scheduler
 from marl_llm.sampling.sequences import EngineConfig, SequenceState
@@ -105,6 +106,7 @@ class Engine:
             for shape, (some, c, size, words) in zip(pages, parts, strict=True)
         ]
         self._schedulers = {name: scheduler for scheduler in self._all for name in scheduler.names}
+        self._scorers = {scheduler.name: PromptScorer(scheduler) for scheduler in self._all}
         self._queue = queue
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -165,6 +167,17 @@ class Engine:
             sequence.cancelled = True
             self._wake()
             raise
+
+    def score(self, model: str, prompts: Iterable[Sequence[int]], top_k: int = 0) -> list[PromptScores]:
+        """What a model says of the tokens of each prompt, and the `top_k` likeliest in their places; nothing is drawn. A prompt has 1 to
+        `prompt_tokens + response_tokens` ids. Raises `RequestError`, or `EngineError` if the engine stops."""
+        scorer = self._scorers[self._scheduler(model).name]
+        asked = [scorer.check(model, ids, top_k) for ids in prompts]
+        with self._lock:
+            self._raise_if_stopped()
+            scorer.waiting.extend(asked)
+            self._changed.notify_all()
+        return [one.future.result() for one in asked]
 
     def set_params(self, model: str, params: dict) -> None:
         """New parameters: every request submitted after this call sees them. Returns when they are in force.
@@ -264,6 +277,7 @@ class Engine:
                 self._flushed = False
                 for scheduler in self._all:
                     self._serve(scheduler)
+                self._score_prompts()
                 if not self._flushed:  # no program ran
                     self._flush()
         except BaseException as error:  # whatever a device program raised must reach every caller
@@ -273,6 +287,7 @@ class Engine:
             self._closing = True
             lost = [t for scheduler in self._all for t in scheduler.sequences]
             lost += [t for _, t in (*self._inbox, *self._overflow)]
+            lost += [asked for scorer in self._scorers.values() for asked in (*scorer.waiting, *scorer.active)]
             futures = [t.future for t in lost] + [f for *_, f in self._updates] + [f for fs in self._swaps.values() for f in fs]
             self._space_available.notify_all()
         self._fail(futures)
@@ -314,11 +329,22 @@ class Engine:
                 self._inbox, self._updates = [], []
                 if any(scheduler.waiting or scheduler.busy or scheduler.weights.pending for scheduler in self._all):
                     return True
+                if any(scorer.waiting for scorer in self._scorers.values()):
+                    return True
                 self._flush()
                 slept = time.perf_counter()
                 self._changed.wait()
                 self._idle_s += time.perf_counter() - slept
             return False
+
+    def _score_prompts(self) -> None:
+        """One program of each scheduler whose models are asked for scores, so that whoever decodes goes on behind it."""
+        for scorer in self._scorers.values():
+            with self._lock:
+                batch = scorer.next_batch()
+            if batch:
+                self._flush()
+                scorer.score(batch)
 
     def _serve(self, scheduler: Scheduler) -> None:
         now = time.monotonic()

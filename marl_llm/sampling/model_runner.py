@@ -127,7 +127,8 @@ def page_bytes(config: ModelConfig, size: int) -> int:
     return 2 * config.layers * size * config.key_value_heads * config.head_dim * jnp.dtype(config.compute_dtype).itemsize
 
 
-def _model(config: ModelConfig, params: dict):
+def served_decoder(config: ModelConfig, params: dict) -> tuple[Decoder, dict]:
+    """(model, variables for its `apply`) of parameters as they are served."""
     variables, base = split_adapters(params)
     return Decoder(config, stacked=is_stacked(base), serving=is_serving(base)), variables
 
@@ -171,7 +172,7 @@ def admit(
     `width`: see `token_sampling.sample_token`. The pages are donated.
     """
     a: Admission = _given(given, layout, mesh)
-    model, variables = _model(config, params)
+    model, variables = served_decoder(config, params)
     agents = _chosen(params, a.sampling)
     length, kept = a.tokens.shape[1], a.kept.reshape(-1)
     where = jnp.arange(length)[None] < a.new[:, None]
@@ -208,7 +209,7 @@ def decode(
     and `width`: see `token_sampling.sample_token`. The pages are donated.
     """
     rows, lists = _given(given, layout, mesh)
-    model, variables = _model(config, params)
+    model, variables = served_decoder(config, params)
     s, t = rows.token.shape[0], pages[0].keys.shape[-1]
     keys_of_rows, agents = _keys(root, rows.sampling), _chosen(params, rows.sampling)
     real = jnp.zeros((chunk, s), jnp.float32)

@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from marl_llm.models import ModelConfig, log_prob_gap_bound, log_probs, save_pretrained
 from marl_llm.sampling.engine import Engine, EngineError, Handle
+from marl_llm.sampling.prompt_scores import PromptScores
 from marl_llm.sampling.requests import Completion, Request, RequestError, SamplingParams
 from marl_llm.sampling.sequences import EngineConfig
 from marl_llm.sampling.stops import stop_rule
@@ -133,6 +134,10 @@ class VllmSampler:
         self._client.submit(asked).add_done_callback(answered)
         return done
 
+    def score(self, model: str, prompts: Iterable[Sequence[int]], top_k: int = 0) -> list[PromptScores]:
+        """See `Engine.score`. Raises `RequestError`: only an engine of this program scores."""
+        raise RequestError(f"request refused: a vLLM server draws for model {model!r}: ask it for the log-probs of prompts")
+
     def _asked(self, request: Request) -> Asked:
         if self._closed or not self._label:
             raise EngineError(f"model {self.name!r} is not served: its sampler is closed, or has not taken its last parameters")
@@ -236,6 +241,10 @@ class Samplers:
     def submit(self, request: Request, on_tokens: Callable[[np.ndarray | None], None] | None = None) -> Handle | Future[Completion]:
         """See `Engine.submit` and `VllmSampler.submit`."""
         return self._of(request.model).submit(request, on_tokens)
+
+    def score(self, model: str, prompts: Iterable[Sequence[int]], top_k: int = 0) -> list[PromptScores]:
+        """See `Engine.score` and `VllmSampler.score`."""
+        return self._of(model).score(model, prompts, top_k)
 
     def set_params(self, model: str, params: dict) -> None:
         """See `Engine.set_params` and `VllmSampler.set_params`."""

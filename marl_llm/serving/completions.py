@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from marl_llm.serving.expected import Expected, read_format
-from marl_llm.serving.policy import Answer, PolicyReply
+from marl_llm.serving.policy import Answer, PolicyReply, TokenIds
+from marl_llm.serving.scored_prompts import PromptScoring, read_scoring
 from marl_llm.serving.tool_messages import read_messages, read_tool_use
 from marl_llm.tools.chat import ChatReply, Options
 from marl_llm.untrusted import Bounds, read_json
@@ -19,15 +20,15 @@ from marl_llm.untrusted import Bounds, read_json
 MAX_BODY = 4 << 20  # bytes
 BOUNDS = Bounds(size=MAX_BODY, values=100_000)
 OPTIONS = ("max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "seed")
-READ = (*OPTIONS, "model", "messages", "prompt", "n", "stream", "stream_options", "logprobs", "top_logprobs")
+READ = (*OPTIONS, "model", "messages", "n", "stream", "stream_options", "logprobs", "top_logprobs")
+OF_PROMPTS = ("prompt", "echo", "prompt_logprobs")  # of completions alone
 IGNORED = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key")
 HARMLESS = (  # of completions too
     ("tool_choice", "none"), ("tool_choice", "auto"), ("parallel_tool_calls", False), ("parallel_tool_calls", True),
-    ("response_format", {"type": "text"}),
+    ("response_format", {"type": "text"}), ("echo", False),
 )  # fmt: skip
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -45,7 +46,7 @@ MOST_REPLIES = 64  # to one request
 class CompletionRequest(NamedTuple):
     """A request: of which model, its messages or prompt, its options; whether to stream, with token counts; log-probs: 0 for none, 1 for
     those of the drawn tokens, 2 for those of the likeliest tokens beside them; what is expected of the reply; how many replies there
-    should be, and further prompts, each of which gets as many."""
+    should be, and further prompts, each of which gets as many; what is asked of the prompts' own tokens."""
 
     model: str
     said: Any
@@ -55,7 +56,8 @@ class CompletionRequest(NamedTuple):
     log_probs: int
     expected: Expected = Expected()
     count: int = 1
-    further: tuple[str, ...] = ()
+    further: tuple[str | TokenIds, ...] = ()
+    scoring: PromptScoring = PromptScoring()
 
     def by_prompt(self) -> list[CompletionRequest]:
         """A request for each prompt."""
@@ -74,26 +76,32 @@ def read_request(
     name = given.get("model")
     if not isinstance(name, str) or name not in models:
         raise ValueError(f"there is no model {name!r:.100}; there are {', '.join(models)}")
-    options = _read_options(given)
+    scoring = read_scoring(given) if kind == "completions" else PromptScoring()
+    options = _read_options(given if scoring.draws else given | {"max_tokens": 1})
     stream, extra = given.get("stream", False), given.get("stream_options", {})
     if not isinstance(stream, bool) or not isinstance(extra, dict):
         raise ValueError("stream must be true or false, and stream_options an object")
-    told = (stream, bool(extra.get("include_usage")), _wants_log_probs(given, kind))
+    log_probs = 0 if scoring.echo else _wants_log_probs(given, kind)
+    told = (stream, bool(extra.get("include_usage")), log_probs if scoring.draws else 0)
     if kind == "completions":
         first, *further = _read_prompts(given.get("prompt"))
         if (count := _read_count(given)) * (1 + len(further)) > MOST_REPLIES:
             raise ValueError(f"prompt: {1 + len(further)} prompts with n={count} are more than {MOST_REPLIES} replies")
-        return CompletionRequest(name, first, options, *told, count=count, further=tuple(further))
+        return CompletionRequest(name, first, options, *told, count=count, further=tuple(further), scoring=scoring)
     expected = Expected(read_tool_use(given), *read_format(given.get("response_format", {"type": "text"})))
     return CompletionRequest(name, read_messages(given.get("messages")), options, *told, expected, _read_count(given))
 
 
-def _read_prompts(given: Any) -> list[str]:
-    """The texts to be continued. Raises `ValueError`."""
-    prompts = given if isinstance(given, list) else [given]
-    if not prompts or not all(isinstance(prompt, str) and prompt for prompt in prompts):
-        raise ValueError("prompt must be a text, or a list of texts, none of them empty")
-    return prompts
+def _read_prompts(given: Any) -> list[str | TokenIds]:
+    """What is to be continued. Raises `ValueError`."""
+    prompts = given if isinstance(given, list) and not _are_ids(given) else [given]
+    if not prompts or not all(isinstance(prompt, str) and prompt or _are_ids(prompt) for prompt in prompts):
+        raise ValueError("prompt must be a text or the ids of one, or a list of texts or of lists of ids, none of them empty")
+    return [TokenIds(prompt) if isinstance(prompt, list) else prompt for prompt in prompts]
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(one) is int and 0 <= one < 2**31 for one in value)
 
 
 def _read_count(given: Mapping[str, Any]) -> int:
@@ -110,10 +118,10 @@ def _check_names(given: Mapping[str, Any], kind: str) -> None:
         if name in NEUTRAL and not any(_equal(value, neutral) for neutral in NEUTRAL[name]):
             served = " or ".join(repr(neutral) for neutral in NEUTRAL[name])
             raise ValueError(f"{name}={value!r:.50} is not served, only {served}, which has no effect")
-        if name not in (*READ, *OF_CHATS, *IGNORED, *NEUTRAL):
+        if name not in (*READ, *OF_CHATS, *OF_PROMPTS, *IGNORED, *NEUTRAL):
             raise ValueError(f"{name!r:.50} is not served; options that are: {', '.join(OPTIONS)}")
-    for name in ("messages", *OF_CHATS) if kind == "completions" else ("prompt",):
-        if name in given and (name, given[name]) not in HARMLESS:
+    for name in ("messages", *OF_CHATS) if kind == "completions" else OF_PROMPTS:
+        if name in given and not any(name == known and _equal(given[name], value) for known, value in HARMLESS):
             raise ValueError(f"{name!r} is not served at /v1/{kind}")
 
 
@@ -192,12 +200,14 @@ def told_log_probs(drawn: list[dict[str, Any]], kind: str, top: int) -> dict[str
 
 
 class ToldReply(NamedTuple):
-    """A reply as it is told: with its tool calls in OpenAI's form, the fields of the request that it does not keep to, its log-probs."""
+    """A reply as it is told: with its tool calls in OpenAI's form, the fields of the request that it does not keep to, its log-probs, and
+    those of its prompt."""
 
     reply: ChatReply
     calls: tuple[dict[str, Any], ...] = ()
     unmet: tuple[str, ...] = ()
     log_probs: dict[str, Any] | None = None
+    prompt_log_probs: list[dict[str, Any] | None] | None = None
 
     @property
     def streamed(self) -> str:
@@ -232,7 +242,8 @@ def _head(name: str, kind: str, streams: bool = False) -> dict[str, Any]:
 def _choice(number: int, choice: ToldReply, kind: str) -> dict[str, Any]:
     told = {"finish_reason": choice.finish_reason, "logprobs": choice.log_probs} | _unmet(choice)
     if kind == "completions":
-        return {"index": number, "text": choice.reply.text} | told
+        scored = {} if choice.prompt_log_probs is None else {"prompt_logprobs": choice.prompt_log_probs}
+        return {"index": number, "text": choice.reply.text} | told | scored
     message: dict[str, Any] = {"role": "assistant", "content": choice.reply.text}
     if choice.calls:
         message |= {"content": choice.reply.text or None, "tool_calls": list(choice.calls)}

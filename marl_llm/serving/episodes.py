@@ -154,6 +154,9 @@ class EpisodeServer(ChatServer):
     def _drawn_as(self, asked: CompletionRequest, episode: str | None, connection: Connection) -> Iterator[CompletionRequest]:
         if episode is None:
             raise ValueError("this server answers its own episodes alone: ask at the base URL that the program was given")
+        if not asked.scoring.draws:
+            yield asked
+            return
         said = json.dumps([asked.model, asked.said, asked.expected.tools.offered], sort_keys=True)
         with self.episodes.draw(episode, said, connection) as seed:
             yield asked._replace(options=dataclasses.replace(asked.options, temperature=self._temperature, top_p=1.0, seed=seed))

@@ -11,6 +11,9 @@ import queue
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from marl_llm.sampling.prompt_scores import PromptScores
 from marl_llm.sampling.requests import Completion, Request, RequestError, SamplingParams
 from marl_llm.serving.certain import CertainText, text_before
 from marl_llm.serving.tool_messages import call_of, said_by
@@ -21,6 +24,7 @@ from marl_llm.tools.chat import ChatReply, Message, Options
 
 MOST_CHARACTERS = 32  # of a prompt, per token that is served; encoding more takes 200 bytes of memory a character, only to be refused
 OVER_BUDGET = ("cap", "refuse")
+NOT_FINITE = "its log-probs are not finite: do its parameters hold NaN or infinity?"
 Answer = Callable[[Sequence[Message], Options], ChatReply]
 
 
@@ -28,11 +32,15 @@ class NotFinite(RuntimeError):
     """A model drew with log-probs that are no numbers, so that its tokens mean nothing."""
 
 
+class TokenIds(tuple):
+    """A prompt as ids, which the model continues as it stands."""
+
+
 def check_numbers(reply: ChatReply) -> None:
     """Raises `NotFinite` for a reply whose log-probs are not all finite."""
     for name in ("log_probs", "sampled_log_probs"):
         if not all(map(math.isfinite, (reply.sampled or {}).get(name, ()))):
-            raise NotFinite("its log-probs are not finite: do its parameters hold NaN or infinity?")
+            raise NotFinite(NOT_FINITE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +48,14 @@ class ModelRequest:
     """What a model is asked.
 
     Attributes:
-      messages: of a chat, in OpenAI's form (`tool_messages.read_messages`); or a text, which the model continues as it stands.
+      messages: of a chat, in OpenAI's form (`tool_messages.read_messages`); or a text or ids, which the model continues as they stand.
       options: how to draw.
       tools: that are offered, as chat templates read them.
       reads_calls: whether calls to them are taken out of the reply's text; else they remain text.
       past: the conversation that the first `covered` messages are; its ids stand at the head of the prompt. None: all are encoded.
     """
 
-    messages: Sequence[Mapping[str, Any]] | str
+    messages: Sequence[Mapping[str, Any]] | str | TokenIds
     options: Options = Options()
     tools: tuple[Mapping[str, Any], ...] = ()
     reads_calls: bool = False
@@ -56,12 +64,14 @@ class ModelRequest:
 
     def texts(self, first: int = 0) -> list[str]:
         """What is said, from a message on."""
+        if isinstance(self.messages, TokenIds):
+            return []
         return [self.messages] if isinstance(self.messages, str) else [message["content"] for message in self.messages[first:]]
 
     def characters(self) -> int:
         """Of all that is said, offered and called."""
         texts = [text for text in self.texts() if isinstance(text, str)]
-        if not isinstance(self.messages, str):
+        if not isinstance(self.messages, str | TokenIds):
             texts += [json.dumps(message["tool_calls"]) for message in self.messages if "tool_calls" in message]
         return sum(map(len, texts)) + (len(json.dumps(self.tools)) if self.tools else 0)
 
@@ -184,17 +194,16 @@ class PolicyAnswers:
                 pass  # the template writes them in no conversation that goes on; perhaps it does from the start
         return self.renderer.start(said, asked.tools) if asked.tools else self.renderer.start(said)
 
-    def _request(self, asked: ModelRequest) -> tuple[Request, Any]:
-        """(request, conversation, or None for a text)."""
-        messages, options, talk = asked.messages, asked.options, None
-        if (characters := asked.characters()) > MOST_CHARACTERS * self.max_prompt:
+    def _encode(self, asked: ModelRequest, most: int) -> tuple[tuple[int, ...], Any]:
+        """(ids of a prompt of at most so many tokens, conversation, or None for a text). Raises `RequestError`."""
+        messages, talk = asked.messages, None
+        if (characters := asked.characters()) > MOST_CHARACTERS * most:
             raise RequestError(
-                f"request refused: the prompt has {characters:,} characters, which do not fit in the {self.max_prompt} tokens that are "
-                "served"
+                f"request refused: the prompt has {characters:,} characters, which do not fit in the {most} tokens that are served"
             )
         try:
-            if isinstance(messages, str):
-                ids = tuple(self.renderer.tokenizer.encode(messages))
+            if isinstance(messages, str | TokenIds):
+                ids = tuple(self.renderer.tokenizer.encode(messages) if isinstance(messages, str) else messages)
             else:
                 talk = self._talk(asked)
                 ids = tuple(talk.ids)
@@ -206,8 +215,25 @@ class PolicyAnswers:
                 f"request refused: the model's vocabulary lacks {len(unknown)} of the words ({', '.join(map(repr, unknown[:8]))}): it was "
                 "made for one game, and reads that game's words alone"
             )
-        if not 0 < len(ids) <= self.max_prompt:
-            raise RequestError(f"request refused: the prompt has {len(ids)} tokens, 1 to {self.max_prompt} are served")
+        if not 0 < len(ids) <= most:
+            raise RequestError(f"request refused: the prompt has {len(ids)} tokens, 1 to {most} are served")
+        return ids, talk
+
+    def scored_ids(self, asked: ModelRequest) -> tuple[int, ...]:
+        """Of a prompt that is to be scored and not continued; it may take a reply's place too. Raises `RequestError`."""
+        return self._encode(asked, self.max_prompt + self.max_tokens)[0]
+
+    def score(self, ids: Sequence[int], top_k: int = 0) -> PromptScores:
+        """See `Engine.score`. Raises `RequestError`, and `NotFinite`."""
+        (scores,) = self.engine.score(self.model, [ids], top_k)
+        if not (np.isfinite(scores.log_probs).all() and np.isfinite(scores.top_log_probs).all()):
+            raise NotFinite(NOT_FINITE)
+        return scores
+
+    def _request(self, asked: ModelRequest) -> tuple[Request, Any]:
+        """(request, conversation, or None for a text)."""
+        options = asked.options
+        ids, talk = self._encode(asked, self.max_prompt)
         if self.over_budget == "refuse" and (options.max_tokens or 0) > self.max_tokens:
             most = f"a reply of {self.model!r} has at most {self.max_tokens}"
             raise RequestError(f"request refused: max_tokens={options.max_tokens}, but {most}")

@@ -30,8 +30,9 @@ from marl_llm.serving.completions import (
     told_log_probs,
 )
 from marl_llm.serving.dialects import DIALECTS, EventWriter
-from marl_llm.serving.policy import Answer, ModelRequest, NotFinite, PolicyAnswers, PolicyReply, check_numbers
+from marl_llm.serving.policy import Answer, ModelRequest, NotFinite, PolicyAnswers, PolicyReply, TokenIds, check_numbers
 from marl_llm.serving.resent import RETRIES, STAYING, ClientLeft, Connection, KeptAnswers
+from marl_llm.serving.scored_prompts import score_prompt
 from marl_llm.serving.sessions import Match, SessionTrees, keys_of
 from marl_llm.tools.chat import ChatReply
 from marl_llm.untrusted import read_json
@@ -242,9 +243,14 @@ class ChatServer:
         lines: list[dict[str, Any]] = []
         if episode is not None and connection.is_closed():  # while it waited for its turn
             raise ClientLeft
+        if episode is not None and asked.scoring.is_asked and asked.scoring.draws:
+            raise ValueError("max_tokens must be 0 with echo or prompt_logprobs in an episode: a prompt that is scored is no sample")
         with contextlib.ExitStack() as drawing:
             for one in asked.by_prompt():
                 one = drawing.enter_context(self._drawn_as(one, episode, connection))
+                if one.scoring.is_asked:
+                    told.append(self._scored(one, 1 + len(asked.further)))
+                    continue
                 match = self._match(one, episode)
                 say = None if events is None else functools.partial(_say, events, len(told))
                 replies = self._replies(one, match, say)
@@ -265,7 +271,7 @@ class ChatServer:
 
     def _match(self, asked: CompletionRequest, episode: str | None) -> Match:
         """What the episode's earlier replies know of a request's messages."""
-        if episode is None or isinstance(asked.said, str) or not isinstance(self.models[asked.model], PolicyAnswers):
+        if episode is None or isinstance(asked.said, str | TokenIds) or not isinstance(self.models[asked.model], PolicyAnswers):
             return Match()
         return self._sessions.match(episode, asked.model, asked.expected.tools.offered, asked.said)
 
@@ -278,12 +284,23 @@ class ChatServer:
         if asked.log_probs or tools.offered:
             what = "tells no logprobs" if asked.log_probs else "takes no tools"
             raise ValueError(f"the model {asked.model!r} {what}")
+        if isinstance(asked.said, TokenIds):
+            raise ValueError(f"the model {asked.model!r} takes no prompt as ids")
         replies = [model(asked.said, asked.options) for _ in range(asked.count)]
         for number, reply in enumerate(replies):
             check_numbers(reply)
             if say is not None and reply.text:
                 say(number, reply.text)
         return replies
+
+    def _scored(self, asked: CompletionRequest, prompts: int) -> ToldReply:
+        """A prompt, one of so many, with the log-probs of its tokens and its reply. Raises `ValueError` and `RequestError`."""
+        model = self.models[asked.model]
+        if not isinstance(model, PolicyAnswers):
+            raise ValueError(f"the model {asked.model!r} scores no prompts (echo, prompt_logprobs)")
+        scored = score_prompt(model, ModelRequest(asked.said, asked.options), asked.scoring, prompts)
+        told = self._told(asked, scored.reply, "completions")
+        return told._replace(log_probs=scored.log_probs or told.log_probs, prompt_log_probs=scored.prompt_log_probs)
 
     def _told(self, asked: CompletionRequest, reply: ChatReply, kind: str) -> ToldReply:
         """A reply, checked and counted."""
@@ -298,7 +315,7 @@ class ChatServer:
 
     def _keep_talks(self, asked: CompletionRequest, episode: str, match: Match, replies: Sequence[ChatReply]) -> dict[str, int]:
         """Keeps the ids of replies for the episode's next requests. Gives the request's counts; none of a prompt or a function."""
-        if isinstance(asked.said, str) or not all(isinstance(reply, PolicyReply) for reply in replies):
+        if isinstance(asked.said, str | TokenIds) or not all(isinstance(reply, PolicyReply) for reply in replies):
             return {}
         keys, tools = {}, asked.expected.tools
         for reply in replies:

@@ -1,6 +1,6 @@
 """The programs of examples/agents with the packages that they are written for, trained for two steps. The suite has no such packages.
 
-    python -m venv V && V/bin/pip install -e '.[test,agents,lm_eval]'
+    python -m venv V && V/bin/pip install -e '.[test,agents,lm_eval]' transformers
     PYTHONPATH=tests/serving:tests/text V/bin/python -m pytest -n 0 -s tests/live/agent_programs.py
 
 What is seen: with models that say what a test wants, the requests and the pay of an episode; with a tiny model, a
@@ -21,6 +21,7 @@ from marl_llm.cli.attach import main
 from marl_llm.cli.tiny import make
 from marl_llm.serving import ChatServer
 from marl_llm.serving.episodes import EpisodeServer
+from marl_llm.serving.local import LocalModel
 from marl_llm.tools.chat import ChatReply
 from marl_llm.tools.commands import CommandProgram
 from marl_llm.tools.workers import WorkerProgram
@@ -113,6 +114,21 @@ def test_a_server_that_fails_after_its_first_reply_is_no_reward(program, monkeyp
     assert stats["failed"] >= 1
 
 
+def lm_eval(task, model, out, *flags):
+    """The results of a task of examples/agents/lm_eval, run by the command and offline."""
+    command = [sys.executable, "-m", "lm_eval", "run", "--model=local-completions", "--model_args", model, "--include_path=."]
+    offline = {"HF_HOME": str(out / "home"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    done = subprocess.run(
+        [*command, f"--tasks={task}", "--output_path", str(out), *flags],
+        cwd=EXAMPLES / "lm_eval", env=os.environ | offline, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    (scores,) = out.rglob("results_*.json")
+    found = json.loads(scores.read_text())["results"][task]
+    print("lm-eval:", found)
+    return found
+
+
 def test_lm_eval_asks_a_served_role_and_scores_its_answers(tmp_path):
     answers = {"2 + 2 =": " 4\n", "3 + 4 =": " 7\n", "5 + 1 =": " 8\n"}  # two of them are right
     prompts = []
@@ -123,17 +139,28 @@ def test_lm_eval_asks_a_served_role_and_scores_its_answers(tmp_path):
 
     with ChatServer({"solver": answer}) as server:
         model = f"model=solver,base_url={server.url}/completions,tokenizer_backend=None,num_concurrent=1"
-        command = [sys.executable, "-m", "lm_eval", "run", "--model=local-completions", "--model_args", model, "--include_path=."]
-        command += ["--tasks=sums", "--batch_size=3", "--output_path", str(tmp_path / "scores")]
-        offline = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-        done = subprocess.run(command, cwd=EXAMPLES / "lm_eval", env=os.environ | offline, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr[-2000:]
+        found = lm_eval("sums", model, tmp_path, "--batch_size=3")
         requests = server.stats()["requests"]
-    (scores,) = (tmp_path / "scores").rglob("results_*.json")
-    found = json.loads(scores.read_text())["results"]["sums"]
-    print("lm-eval:", found, "requests:", requests)
     assert found["exact_match,first_number"] == pytest.approx(2 / 3)
     assert (sorted(prompts), requests) == (sorted(answers), 1)
+
+
+def test_lm_eval_compares_the_log_probs_of_texts_under_a_served_role(tmp_path):
+    tiny = make(tmp_path / "tiny", "qwen2", 320, **SIZES)
+    with LocalModel(str(tiny), max_tokens=8, max_num_seqs=4) as local, ChatServer({"solver": local.answers}) as server:
+        where = f"tokenizer_backend=huggingface,tokenizer={tiny}"
+        model = f"model=solver,base_url={server.url}/completions,{where},num_concurrent=1"
+        found = lm_eval("capitals", model, tmp_path / "out", "--batch_size=2", "--log_samples")
+        encode, right = local.answers.renderer.tokenizer.encode, []
+        (samples,) = (tmp_path / "out").rglob("samples_*.jsonl")
+        for line in map(json.loads, samples.open()):
+            context, sums = f"The capital of {line['doc']['country']} is", []
+            for choice in line["doc"]["choices"]:
+                ids, first = encode(f"{context} {choice}"), len(encode(context))
+                sums.append(float(local.answers.score(ids).log_probs[first - 1 :].sum()))
+            assert [float(one[0][0]) for one in line["resps"]] == pytest.approx(sums, abs=1e-4)
+            right.append(max(range(3), key=sums.__getitem__) == line["doc"]["right"])
+    assert found["acc,none"] == pytest.approx(sum(right) / 3)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

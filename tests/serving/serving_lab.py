@@ -8,6 +8,7 @@ import types
 import numpy as np
 from checkpoint_text import SPECIALS, chat_of
 
+from marl_llm.sampling.prompt_scores import PromptScores
 from marl_llm.sampling.requests import Completion
 from marl_llm.serving import policy_answers
 
@@ -43,7 +44,7 @@ def get(server, path):
 
 def ask(server, path="/v1/chat/completions", **body):
     """The JSON of an answer that must be one; the model is `m`, the question `USER` unless it is given."""
-    body = {"messages": [USER]} | body if path.endswith("completions") else body
+    body = {"messages": [USER]} | body if path.endswith("chat/completions") else body
     status, _, said = post(server, {"model": "m"} | body, path)
     assert status == 200, said
     return json.loads(said)
@@ -51,7 +52,7 @@ def ask(server, path="/v1/chat/completions", **body):
 
 def refusal(server, path="/v1/chat/completions", **body):
     """The message of a refusal, which must be one line."""
-    body = {"messages": [USER]} | body if path.endswith("completions") else body
+    body = {"messages": [USER]} | body if path.endswith("chat/completions") else body
     status, _, said = post(server, {"model": "m"} | body, path)
     message = json.loads(said)["error"]["message"]
     assert (status, "\n" in message) == (400, False), said
@@ -97,6 +98,15 @@ class ScriptedEngine:
         finish = "stop" if ids and ids[-1] in request.stop_ids else "length"
         done = Completion(np.asarray(ids), value, value, value, finish, 0)
         return types.SimpleNamespace(result=lambda: done, cancel=lambda: self.cancelled.append(request))
+
+    def score(self, model, prompts, top_k=0):
+        """As `Engine.score`: each token has the log-prob -0.5 and is the likeliest."""
+        def scores(ids):
+            value, rank = np.full(len(ids) - 1, -0.5, np.float32), np.ones(len(ids) - 1, np.int32)
+            top = np.tile(np.arange(top_k, dtype=np.int32), (len(ids) - 1, 1))
+            return PromptScores(value, rank, top, np.full(top.shape, -0.5, np.float32), 0)
+
+        return list(map(scores, prompts))
 
 
 def scripted(*texts, family="qwen2.5", size=5, chat=None, max_prompt=2000, max_tokens=400, **options):

@@ -410,7 +410,7 @@ def test_each_of_several_prompts_gets_its_replies_in_their_order(tmp_path):
         assert pieces == [(0, "<a>"), (1, "<a>"), (2, "<bc>"), (3, "<bc>")]
         lines = list(map(json.loads, (tmp_path / "plays.jsonl").open()))
         assert [(line["number"], line["messages"]) for line in lines] == [(0, "a"), (1, "a"), (2, "bc"), (3, "bc")]
-        for prompt, why in (([], "a list"), (["a", ""], "a list of texts"), ([1, 2], "a list of texts"), (["a"] * 33, "64 replies")):
+        for prompt, why in (([], "a list"), (["a", ""], "a list of texts"), ([1, 2], "takes no prompt as ids"), (["a"] * 33, "64 replies")):
             status, said = server.answer(json.dumps(body | {"prompt": prompt}).encode(), "completions")
             assert (status, why in said["error"]["message"]) == (400, True)
 
