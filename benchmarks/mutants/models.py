@@ -64,13 +64,33 @@ FAULTS = {
     (M + "cache.py", "tests/models/test_decoder.py tests/sampling/test_sampler.py"): {
         "queries are not scaled": ("q = (queries * d**-0.5).reshape(e, k, j, g, d)", "q = queries.reshape(e, k, j, g, d)"),
         "the prompt's padding is seen": (
-            "to_prompt = jnp.where(mask.prompt[:, None, None, None], to_prompt, MASKED)", "to_prompt = to_prompt * 1"
+            "to_prompt = jnp.where(mask.prompt_seen()[:, :, None, None], to_prompt, MASKED)", "to_prompt = to_prompt * 1"
         ),
+    },
+    (M + "masks.py", T + "test_attention.py " + T + "test_paged_attention.py"): {
+        "a window is one token wider": ("return key > query - size", "return key >= query - size"),
+        "a window is one token narrower": ("return key > query - size", "return key > query - size + 1"),
+        "a kernel's window is one token wider": ("jnp.maximum(own, at - windows + 1)", "jnp.maximum(own, at - windows)"),
+        "a kernel's window counts indices": ("jnp.clip(end + at - own - windows + 1, begin, end)", "jnp.clip(at - windows + 1, begin, end)"),
+        "a kernel's window reaches no prompt": ("jnp.clip(end + at - own - windows + 1, begin, end)", "end"),
+        "a token is seen by one less through a window": ("jnp.where(at + windows <= until(new_run), at + windows, seen)", "jnp.where(at + windows <= until(new_run), at + windows - 1, seen)"),
+        "padding leaves a mask without its window's positions": ("self.window._replace(positions=wide(self.window.positions))", "self.window._replace(positions=wide(0 * self.window.positions))"),
+    },
+    (M + "cache.py", T + "test_decoder.py"): {
+        "a window leaves the prompt": ("self.prompt[:, None] & in_window(self.window.positions[..., None], positions, self.window.size)", "self.prompt[:, None] & (self.window.positions[..., None] >= positions)"),
+        "a window counts columns from the ring's beginning": ("(self.column - jnp.arange(columns)) % columns", "self.column - jnp.arange(columns)"),
+    },
+    (M + "pages.py", T + "test_paged_attention.py " + T + "test_decoder.py " + T + "test_page_kernel.py"): {
+        "a page's tokens all lie where it begins": ("(first[..., None] + jnp.arange(t))", "(first[..., None] + 0 * jnp.arange(t))"),
+        "a window leaves a chunk's columns": ("seen &= in_window(mask.column, columns, window.size)", "pass"),
+        "a window leaves a table": ("seen &= in_window(positions[..., None], at, window.size)", "pass"),
+        "the stacked queries of a head have one position": ("jnp.tile(window.positions.reshape(parts, b, length), g)", "jnp.repeat(window.positions.reshape(parts, b, length), g, axis=-1)"),
+        "the kernel takes layers with a window": ("elif window is None and by_kernel(", "elif by_kernel("),
     },
     (M + "masks.py", T + "test_tree_kernel.py"): {
         "a prompt's tokens are seen by their own run alone": ("jnp.where(response, until(new_run), until(new_segment))", "until(new_run)"),
         "a response is seen by the next one": ("jnp.where(response, until(new_run), until(new_segment))", "until(new_segment)"),
-        "a response sees its prompt's first token alone": ("jnp.where(response, since(first_response), 0)", "own * response"),
+        "a response sees its prompt's first token alone": ("jnp.where(response, end, 0)", "own * response"),
     },
     (M + "tree_kernel_gpu.py", T + "test_tree_kernel.py"): {
         "a gpu's token sees the sequence before its own": ("(key <= query) & (key >= own)", "(key <= query)"),
@@ -91,6 +111,9 @@ FAULTS = {
         "a plan counts the keys' kernel for one query head": ("OF_KEYS: group * of_keys", "OF_KEYS: of_keys"),
     },
     (M + "attention.py", T + "test_attention.py"): {
+        "a tree's responses see all of their prompt": ("see &= in_window(of_queries(own), positions[:, None, None, None, None, :p], size)", "pass"),
+        "a tree's responses see all of themselves": ("see_own &= in_window(of_queries(own), own, size)", "pass"),
+        "JAX's kernel takes windows": ("mask.branches is None and mask.window is None", "mask.branches is None"),
         "flash takes float32 on a gpu": ("queries.dtype.itemsize != 2:", "queries.dtype.itemsize > 4:"),
         "a gpu's rows have a dense mask": ('return "flash"', 'return "cudnn"'),
     },
@@ -131,7 +154,7 @@ FAULTS = {
     },
     (M + "pages.py", T + "test_paged_attention.py tests/sampling/test_engine.py tests/sampling/test_pages.py"): {
         "behind a prefix the future is seen": ("jnp.where(mask.rows.dense()[:, None, None], _product", "jnp.where(True, _product"),
-        "a row sees its chunk's next columns": ("jnp.arange(cache.keys.shape[2]) <= mask.column", "jnp.arange(cache.keys.shape[-1]) >= 0"),
+        "a row sees its chunk's next columns": ("seen = columns <= mask.column", "seen = columns >= 0"),
         "old weights keep their scale": ("scale = jnp.exp(sums.top - top)\n", "scale = jnp.exp(0 * (sums.top - top))\n"),
         "the last block of pages is left out": ("(entries.most + size - 1) // size", "jnp.maximum(entries.most // size, 1)"),
     },

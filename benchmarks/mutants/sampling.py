@@ -68,11 +68,14 @@ FAULTS = {
     },
     (S + "sequences.py", T + "test_engine.py " + T + "test_pages.py"): {
         "what a page does not hold yet is read": (
-            "(sequence.nodes[sequence.cached // size].page, sequence.cached % size)",
-            "(sequence.nodes[sequence.cached // size].page, size)"
+            "_ReadPage(page, more, sequence.cached - more)", "_ReadPage(page, size, sequence.cached - more)"
         ),
-        "the last tokens are left out": ("if sequence.cached % size:", "if False:"),
-        "another row reads the shared page": ("readers[sequence.part].setdefault(node.page, []).append(row)", "readers[sequence.part].setdefault(node.page, []).append(max(row - 1, 0))"),
+        "the last tokens are left out": ("if more := sequence.cached % size:", "if (more := sequence.cached % size) < 0:"),
+        "another row reads the shared page": ("readers[sequence.part].setdefault(page, []).append(row)", "readers[sequence.part].setdefault(page, []).append(max(row - 1, 0))"),
+    },
+    (S + "sequences.py", T + "test_windows.py"): {
+        "all pages lie at the beginning": ("_ReadPage(node.page, size, number * size)", "_ReadPage(node.page, size, 0)"),
+        "a row's last page begins where its tokens end": ("_ReadPage(page, more, sequence.cached - more)", "_ReadPage(page, more, sequence.cached)"),
     },
     (S + "scheduler.py", T + "test_engine.py " + T + "test_pages.py"): {
         "old keys and values outlive new parameters": ("                pool.clear(", "                len(pool.free); int("),

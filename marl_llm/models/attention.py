@@ -7,7 +7,7 @@
 | `tree` | everywhere | the prompt in causal blocks; responses over the prompt and themselves in one softmax: no score between branches |
 | `cudnn` | GPU, 16-bit | `jax.nn.dot_product_attention` with the mask, a byte or more for each pair of tokens |
 | `flash` | GPU | flash attention of the blocks that a query sees (`tree_kernel_gpu`) |
-| `splash` | TPU | flash attention of the blocks that a query sees: JAX's kernel where all rows have one tree, else ours (`tree_kernel`) |
+| `splash` | TPU | flash attention of the blocks that a query sees: JAX's kernel for one tree without a window, else ours (`tree_kernel`) |
 
 All give the same numbers (tests/models/test_attention.py; flash and splash in Pallas' interpret mode on CPU). A decode step over pages has
 a kernel of its own where `auto` or `splash` meets a TPU (`pages.by_kernel`).
@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from einops import rearrange
 from jaxtyping import Array, Bool, Float, Int
 
-from marl_llm.models.masks import RowMask, token_ranges
+from marl_llm.models.masks import RowMask, in_window, token_ranges
 from marl_llm.models.sharding import constrain, per_device, ways
 
 MASKED = -1e30  # finite, so that a row that sees nothing gets a uniform softmax instead of NaN
@@ -104,7 +104,7 @@ def self_attention(
                 "set model.compute_dtype='bfloat16', or model.attention='tree'"
             )
         return _packed(queries, keys, values, mask, gpu=True)
-    return (_splash if mask.branches is None else _packed)(queries, keys, values, mask)
+    return (_splash if mask.branches is None and mask.window is None else _packed)(queries, keys, values, mask)
 
 
 def _chunked(queries, keys, values, mask: RowMask):
@@ -112,9 +112,7 @@ def _chunked(queries, keys, values, mask: RowMask):
     chunk = min(CHUNK, length)
     count = -(-length // chunk)
     padded = jnp.pad(queries, ((0, 0), (0, count * chunk - length), (0, 0), (0, 0)))
-    segments = jnp.pad(mask.segments, ((0, 0), (0, count * chunk - length)))
-    branches = mask.branches if mask.branches is None else jnp.pad(mask.branches, ((0, 0), (0, count * chunk - length)))
-    wide = RowMask(segments, mask.prompt, mask.response, branches)
+    wide = mask.padded(count * chunk - length)
 
     @jax.checkpoint
     def some(i):
@@ -151,10 +149,18 @@ def _tree(queries, keys, values, mask: RowMask):
             own_key, own_value = (rearrange(x[:, p:], "b (k r) j d -> b j k 1 r d", k=k) for x in (keys, values))
             q = jax.lax.dynamic_slice_in_dim(rearrange(queries[:, p:], "b (k r) h d -> b k r h d", k=k), start, n, axis=2)
             q = rearrange(q, "b k n (j g) d -> b j k g n d", j=j)
+
+            def of_queries(x):
+                return jax.lax.dynamic_slice_in_dim(x, start, n, axis=5).swapaxes(-1, -2)  # b 1 k 1 n 1
+
             segments = rearrange(mask.segments[:, p:], "b (k r) -> b 1 k 1 1 r", k=k)
-            mine = jax.lax.dynamic_slice_in_dim(segments, start, n, axis=5).swapaxes(-1, -2)  # b 1 k 1 n 1
-            see = mine == mask.segments[:, None, None, None, None, :p]
-            see_own = (jnp.arange(r) <= start + jnp.arange(n)[:, None]) & (mine == segments)
+            see = of_queries(segments) == mask.segments[:, None, None, None, None, :p]
+            see_own = (jnp.arange(r) <= start + jnp.arange(n)[:, None]) & (of_queries(segments) == segments)
+            if mask.window is not None:
+                size, positions = mask.window
+                own = rearrange(positions[:, p:], "b (k r) -> b 1 k 1 1 r", k=k)
+                see &= in_window(of_queries(own), positions[:, None, None, None, None, :p], size)
+                see_own &= in_window(of_queries(own), own, size)
             part = _weigh([_scores(q, key, see), _scores(q, own_key, see_own)], [value, own_value])
             return rearrange(part, "b j k g n d -> b k n (j g) d")
 
@@ -254,19 +260,19 @@ def tree_attention(
     queries: Float[Array, "B J G L d"],
     keys: Float[Array, "B J L d"],
     values: Float[Array, "B J L d"],
-    segments: Int[Array, "B L"],
-    branches: Int[Array, "B L"],
+    *numbers: Int[Array, "B L"],
     interpret: bool = False,
 ) -> Float[Array, "B J G L d"]:
     """Softmax attention of packed rows of any length by a kernel, `tree_kernel` or `tree_kernel_gpu`; the queries are scaled already, and G
-    of them share a key head. With `interpret` Pallas computes it on any platform, slowly."""
+    of them share a key head. `numbers`: segments, branches and, in a layer with one, windows (see `token_ranges`). With `interpret` Pallas
+    computes it on any platform, slowly."""
     length = queries.shape[3]
     more = -length % kernel.block_size(length)
 
     def wide(x, axis):
         return jnp.pad(x, [(0, more if a == axis else 0) for a in range(x.ndim)])
 
-    ranges = token_ranges(wide(segments, 1), wide(branches, 1))
+    ranges = token_ranges(*(wide(x, 1) for x in numbers))
     return kernel.attention(wide(queries, 3), wide(keys, 2), wide(values, 2), ranges, interpret)[:, :, :, :length]
 
 
@@ -274,14 +280,17 @@ def _packed(queries, keys, values, mask: RowMask, gpu: bool = False):
     """Flash attention whose rows are data: Pallas' kernel for GPUs or for TPUs, each of which takes a second to import."""
     kernel = importlib.import_module("marl_llm.models.tree_kernel" + "_gpu" * gpu)
 
-    def local(q, k, v, segments, branches):
+    def local(q, k, v, *numbers):
         group = q.shape[1] // k.shape[1]
         split = q.reshape(q.shape[0], -1, group, *q.shape[2:])
-        return tree_attention(kernel, split, k, v, segments, branches, interpret=platform() == "cpu").reshape(q.shape)
+        return tree_attention(kernel, split, k, v, *numbers, interpret=platform() == "cpu").reshape(q.shape)
 
+    numbers = [mask.segments, mask.numbers()]
+    if mask.window is not None:
+        numbers.append(jnp.broadcast_to(jnp.asarray(mask.window.size, jnp.int32), mask.segments.shape))
     size = queries.shape[-1]
     wide = max(16, 2 ** (size - 1).bit_length()) if gpu else -(-size // LANES) * LANES
-    return _per_head(local, wide, queries, keys, values, mask.segments, mask.numbers())
+    return _per_head(local, wide, queries, keys, values, *numbers)
 
 
 def _per_head(kernel, wide: int, queries, keys, values, *numbers: Int[Array, "B L"]):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from marl_llm.models.attention import MASKED, platform
+from marl_llm.models.masks import Window, in_window, prompt_positions
 
 FEW_QUERIES = 4  # up to this many queries per key head, a CPU multiplies and adds faster than it calls a matrix product
 
@@ -35,6 +36,22 @@ class DecodeMask(NamedTuple):
     prompt: Bool[Array, "E P"]
     own: Bool[Array, "E K R"]  # with the column that this step writes
     column: Int[Array, ""]
+    window: Window | None = None  # its positions [E K]
+
+    def prompt_seen(self) -> Bool[Array, "E _ P"]:
+        """The prompt's tokens that each branch sees, or one line for all of them."""
+        if self.window is None:
+            return self.prompt[:, None]
+        positions = prompt_positions(self.prompt)[:, None]
+        return self.prompt[:, None] & in_window(self.window.positions[..., None], positions, self.window.size)
+
+    def own_seen(self) -> Bool[Array, "E K R"]:
+        """The branch's own tokens that it sees; the newest lies in `column`, and each earlier one a column before, in a ring."""
+        if self.window is None:
+            return self.own
+        columns = self.own.shape[-1]
+        newest = self.window.positions[..., None]
+        return self.own & in_window(newest, newest - (self.column - jnp.arange(columns)) % columns, self.window.size)
 
 
 def to_cache(keys: Float[Array, "*B L J d"], values: Float[Array, "*B L J d"]) -> tuple[Float[Array, "*B J d L"], Float[Array, "*B J L d"]]:
@@ -68,8 +85,8 @@ def decode_attention(
     q = (queries * d**-0.5).reshape(e, k, j, g, d)
     shared = q.transpose(0, 2, 1, 3, 4).reshape(e, j, k * g, d)
     to_prompt = _scores(shared, cache.prompt_keys).reshape(e, j, k, g, -1).transpose(0, 2, 1, 3, 4)
-    to_prompt = jnp.where(mask.prompt[:, None, None, None], to_prompt, MASKED)  # e k j g P
-    to_own = jnp.where(mask.own[:, :, None, None], _scores(q, cache.keys), MASKED)  # e k j g R
+    to_prompt = jnp.where(mask.prompt_seen()[:, :, None, None], to_prompt, MASKED)  # e k j g P
+    to_own = jnp.where(mask.own_seen()[:, :, None, None], _scores(q, cache.keys), MASKED)  # e k j g R
     top = jnp.maximum(jnp.max(to_prompt, axis=-1, keepdims=True), jnp.max(to_own, axis=-1, keepdims=True))
     w_prompt, w_own = jnp.exp(to_prompt - top), jnp.exp(to_own - top)
     total = jnp.sum(w_prompt, axis=-1) + jnp.sum(w_own, axis=-1)

@@ -8,6 +8,7 @@ import math
 REMAT = ("none", "dots", "full")
 ATTENTION = ("auto", "xla", "chunked", "tree", "cudnn", "flash", "splash")
 DTYPES = ("float32", "bfloat16")
+NO_WINDOW = 1 << 30  # a window that is wider than every sequence
 NUMBERS = ("factor", "beta_fast", "beta_slow", "attention_factor", "low_frequency_factor", "high_frequency_factor")
 
 
@@ -49,7 +50,7 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Shape and numerics of one decoder: Qwen2/2.5, Qwen3, Qwen3-MoE and Llama differ only here. Letters: docs/architecture.md.
+    """Shape and numerics of one decoder: Qwen2/2.5, Qwen3, Qwen3-MoE, Llama and Mistral differ only here. Letters: docs/architecture.md.
 
     Raises `ValueError` naming the field when a value cannot make a model.
     """
@@ -69,6 +70,7 @@ class ModelConfig:
     output_bias: bool = False  # on the attention's output projection (Llama's and Qwen3's attention_bias=True)
     feed_forward_bias: bool = False  # Llama's mlp_bias
     rope_scaling: RopeScaling | None = None
+    window_pattern: tuple[int, ...] = ()  # tokens that each layer sees, itself among them; 0: all before it; repeated; (): all layers 0
     max_position: int = 40_960  # longest sequence the checkpoint claims; a claim, not a limit of the code
     experts: int = 0  # 0: dense; otherwise a mixture in every layer that is not in `dense_layers` (Qwen3-MoE)
     experts_per_token: int = 8  # how many of them a token goes through
@@ -103,12 +105,23 @@ class ModelConfig:
                 f"ModelConfig.experts={self.experts} needs 1 <= experts_per_token <= experts (is {self.experts_per_token}) and "
                 f"expert_feed_forward >= 1 (is {self.expert_feed_forward})"
             )
+        if any(type(size) is not int or not 0 <= size < NO_WINDOW for size in self.window_pattern):
+            raise ValueError(f"ModelConfig.window_pattern={self.window_pattern} must be integers from 0 to {NO_WINDOW - 1:,}")
         if any(not 0 <= y < self.layers for y in self.dense_layers):
             raise ValueError(f"ModelConfig.dense_layers={self.dense_layers} names layers outside 0 ... {self.layers - 1}")
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer is a mixture of experts."""
         return self.experts > 0 and layer not in self.dense_layers
+
+    def window(self, layer: int) -> int:
+        """Tokens that a layer's token sees, itself among them; 0: all that come before it."""
+        return self.window_pattern[layer % len(self.window_pattern)] if self.window_pattern else 0
+
+    @property
+    def windowed(self) -> bool:
+        """Whether any layer has a window."""
+        return any(map(self.window, range(self.layers)))
 
     @property
     def uniform(self) -> bool:

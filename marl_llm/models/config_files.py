@@ -5,7 +5,13 @@ from __future__ import annotations
 from marl_llm.models.config import ModelConfig, RopeScaling
 from marl_llm.models.tensor_files import CheckpointFileError
 
-ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "llama": "LlamaForCausalLM"}
+ARCHITECTURES = {
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+}
 
 
 class Fields:
@@ -63,6 +69,7 @@ _KINDS = {
     "a list of integers": lambda x: type(x) is list and all(type(y) is int for y in x),
 }
 COUNT, _FLAG = "an integer of at least 0", "true or false"
+FULL, SLIDING = "full_attention", "sliding_attention"  # of layer_types
 # Beyond every model that is known, and so small that looking at a shape costs nothing.
 LARGEST = {
     "num_hidden_layers": 1024, "hidden_size": 1 << 17, "num_attention_heads": 1024, "num_key_value_heads": 1024, "head_dim": 1 << 14,
@@ -87,11 +94,6 @@ def config_from_dict(raw: dict, where: str, **overrides) -> ModelConfig:
     heads, width = file.need("num_attention_heads", COUNT), file.need("hidden_size", COUNT)
     if file.get("head_dim", COUNT) is None and width % max(heads, 1) and not kind.startswith("qwen3"):
         raise CheckpointFileError(f"{where}: hidden_size={width} is no multiple of num_attention_heads={heads}, and there is no head_dim")
-    types = set(file.get("layer_types", "a list of strings", []))
-    if file.get("use_sliding_window", _FLAG) and (file.get("sliding_window", COUNT) or types - {"full_attention"}):
-        raise CheckpointFileError(f"{where}: use_sliding_window is not supported; set it to false if your rows fit the window")
-    if types - {"full_attention"}:
-        raise CheckpointFileError(f"{where}: layer_types {sorted(types - {'full_attention'})} are not supported; full_attention is")
     bias = file.get("attention_bias", _FLAG, False)
     theta, scaling = _rope(file)
     # transformers gives a Llama without the field one key head per query head, and other families a number of their own
@@ -106,11 +108,12 @@ def config_from_dict(raw: dict, where: str, **overrides) -> ModelConfig:
         feed_forward=file.need("intermediate_size", COUNT),
         rope_theta=theta,
         rope_scaling=scaling,
+        window_pattern=shortest_pattern(_windows(file, kind)),
         norm_epsilon=file.number("rms_norm_eps", 1e-6),
         tie_embeddings=file.get("tie_word_embeddings", _FLAG, False),
         qk_norm=kind.startswith("qwen3"),
-        attention_bias=True if kind == "qwen2" else bias,
-        output_bias=False if kind == "qwen2" else bias,
+        attention_bias=kind == "qwen2" or (kind != "mistral" and bias),
+        output_bias=kind not in ("qwen2", "mistral") and bias,
         feed_forward_bias=kind == "llama" and file.get("mlp_bias", _FLAG, False),
         max_position=file.get("max_position_embeddings", COUNT, 40_960),
     )
@@ -130,6 +133,50 @@ def config_from_dict(raw: dict, where: str, **overrides) -> ModelConfig:
         return ModelConfig(**(fields | overrides))
     except (TypeError, ValueError) as e:
         raise CheckpointFileError(f"{where}: {e}") from e
+
+
+def _windows(file: Fields, kind: str) -> list[int]:
+    """The window of each layer, 0 for none, as transformers reads a config of this kind."""
+    layers = file.need("num_hidden_layers", COUNT)
+    size = _window_size(file, kind)
+    types = file.get("layer_types", "a list of strings") if kind != "qwen3_moe" else None
+    if types is None and kind in ("qwen2", "qwen3"):
+        first = file.get("max_window_layers", COUNT, 28)
+        types = [SLIDING if size and y >= first else FULL for y in range(layers)]
+    elif types is None:
+        types = [SLIDING if size else FULL] * layers
+    if unknown := sorted(set(types) - {FULL, SLIDING}):
+        raise CheckpointFileError(f"{file.where}: layer_types {_shown(unknown)} are not supported; {FULL} and {SLIDING} are")
+    if len(types) != layers:
+        raise CheckpointFileError(f"{file.where}: layer_types has {len(types)} entries, for num_hidden_layers={layers}")
+    if SLIDING in types and not size:
+        raise CheckpointFileError(f"{file.where}: layer_types has {SLIDING} layers, but the config gives {kind} no sliding window")
+    if kind == "mistral" and size and FULL in types:
+        raise CheckpointFileError(f"{file.where}: layer_types has {FULL} layers, but mistral has its sliding_window in all of them")
+    return [size if x == SLIDING else 0 for x in types]
+
+
+def _window_size(file: Fields, kind: str) -> int:
+    """Tokens of the sliding window, 0 for none. A field that is missing is 4096 in transformers, and null is none."""
+    size = file.get("sliding_window", COUNT, 0) if "sliding_window" in file.raw else 4096
+    if kind == "mistral":
+        return size
+    switched_on = file.get("use_sliding_window", _FLAG, False)
+    if kind == "llama" and switched_on and size:
+        raise CheckpointFileError(f"{file.where}: use_sliding_window is not supported for llama, which has no windows")
+    return size if switched_on and kind != "llama" else 0
+
+
+def shortest_pattern(values: list[int]) -> tuple[int, ...]:
+    """The shortest tuple that gives the values when it is repeated; () where all are 0.
+
+    >>> shortest_pattern([8, 8, 0, 8, 8]), shortest_pattern([0, 0])
+    ((8, 8, 0), ())
+    """
+    if not any(values):
+        return ()
+    size = next(n for n in range(1, len(values) + 1) if all(x == values[y % n] for y, x in enumerate(values)))
+    return tuple(values[:size])
 
 
 def _rope(file: Fields) -> tuple[float, RopeScaling | None]:
@@ -176,12 +223,27 @@ def model_type(config: ModelConfig) -> str:
         kind, wants = "qwen3", dict(output_bias=c.attention_bias, feed_forward_bias=False)
     elif c.attention_bias and not c.output_bias and not c.feed_forward_bias and c.head_dim * c.query_heads == c.width:
         kind, wants = "qwen2", {}
+    elif c.windowed:
+        kind, wants = "mistral", dict(attention_bias=False, output_bias=False, feed_forward_bias=False)
     else:
         kind, wants = "llama", dict(output_bias=c.attention_bias)
+    if len(windows := {c.window(y) for y in range(c.layers)}) > 1 and (kind in ("qwen3_moe", "mistral") or len(windows - {0}) > 1):
+        wants |= {"window_pattern": (max(windows),)}  # which the shape has not
     wrong = [f"{name}={getattr(c, name)}" for name, value in wants.items() if getattr(c, name) != value]
     if wrong:
         raise ValueError(f"no Hugging Face architecture has this shape: {kind} with {', '.join(wrong)}")
     return kind
+
+
+def _windows_to_dict(config: ModelConfig, kind: str) -> dict:
+    windows = [config.window(y) for y in range(config.layers)]
+    out = {"sliding_window": max(windows) or None}
+    if kind == "mistral":
+        return out
+    out["use_sliding_window"] = config.windowed
+    if config.windowed and kind != "qwen3_moe":
+        out |= {"layer_types": [SLIDING if size else FULL for size in windows], "max_window_layers": windows.index(max(windows))}
+    return out
 
 
 def config_to_dict(config: ModelConfig, dtype: str) -> dict:
@@ -219,10 +281,10 @@ def config_to_dict(config: ModelConfig, dtype: str) -> dict:
         "dtype": dtype,
         "torch_dtype": dtype,
     }
-    if kind != "qwen2":
+    if kind not in ("qwen2", "mistral"):
         out["attention_bias"] = c.attention_bias
-    else:
-        out |= {"use_sliding_window": False, "sliding_window": None}
+    if kind != "llama":
+        out |= _windows_to_dict(c, kind)
     if kind == "llama":
         out["mlp_bias"] = c.feed_forward_bias
     if kind == "qwen3_moe":

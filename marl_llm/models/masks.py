@@ -2,14 +2,14 @@
 
 A row is `[prompt | response 1 | ... | response K]`: prompt tokens see earlier ones, a response's tokens see the prompt and their own
 branch. A plain causal row is a prompt alone. Tokens of different `segments` never see each other: padding is segment 0, and a row that
-packs several sequences numbers them.
+packs several sequences numbers them. In a layer with a sliding window a token sees only the last positions of its own sequence.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,23 @@ from marl_llm.models.config import ModelConfig
 RULE = 8  # rows of an array of ranges, of which four are used: a TPU's sublanes
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["segments", "branches"], meta_fields=["prompt", "response"])
+class Window(NamedTuple):
+    """The sliding window of a layer (Longformer, arXiv 2004.05150; Mistral 7B, arXiv 2310.06825, section 2)."""
+
+    size: Any  # int or Int[Array, ""]: tokens that a token sees, itself among them. Any, because tree transformations put other things here
+    positions: Any  # Int[Array, "B L"]: of the queries, each in its own sequence
+
+
+def in_window(query: ArrayLike, key: ArrayLike, size: ArrayLike) -> ArrayLike:
+    """Whether a token at position `query` sees one at an earlier position `key`, or itself, through a window of `size` tokens.
+
+    >>> [in_window(5, key, 3) for key in (2, 3, 5)]
+    [False, True, True]
+    """
+    return key > query - size
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["segments", "branches", "window"], meta_fields=["prompt", "response"])
 @dataclasses.dataclass(frozen=True)
 class RowMask:
     """The mask of rows `[B, L]`, `L = prompt + K * response`."""
@@ -30,9 +46,10 @@ class RowMask:
     prompt: int  # P; the whole row if there are no branches
     response: int  # R
     branches: Any = None  # Int[Array, "B L"], 0 for a prompt's tokens, which all branches of its segment see; None: as P and R say
+    window: Window | None = None
 
     def sees(self, query, key):
-        """Whether index `query` may see index `key`, segments and `branches` apart. Works on ints, NumPy and JAX arrays alike."""
+        """Whether index `query` may see index `key`, segments, `branches` and window apart. Works on ints, NumPy and JAX arrays alike."""
         same = (query - self.prompt) // self.response == (key - self.prompt) // self.response
         return (key <= query) & ((key < self.prompt) | same)
 
@@ -55,7 +72,18 @@ class RowMask:
         if self.branches is not None:
             key = self.branches[:, None, :]
             seen &= (key == 0) | (key == cut(self.branches))
+        if self.window is not None:
+            seen &= in_window(cut(self.window.positions), self.window.positions[:, None, :], self.window.size)
         return seen
+
+    def padded(self, more: int) -> RowMask:
+        """The mask of rows with `more` tokens of padding behind them."""
+        def wide(x):
+            return jnp.pad(x, ((0, 0), (0, more)))
+
+        branches = None if self.branches is None else wide(self.branches)
+        window = None if self.window is None else self.window._replace(positions=wide(self.window.positions))
+        return dataclasses.replace(self, segments=wide(self.segments), branches=branches, window=window)
 
     def dense(self) -> Bool[Array, "B L L"]:
         """The whole mask. For P = 2, K = 2, R = 2 without padding (1 = sees):
@@ -70,12 +98,15 @@ class RowMask:
         return self.rows(0, self.segments.shape[1])
 
 
-def token_ranges(segments: Int[Array, "B L"], branches: Int[Array, "B L"]) -> Int[Array, "B 8 L"]:
+def token_ranges(
+    segments: Int[Array, "B L"], branches: Int[Array, "B L"], windows: Int[Array, "B L"] | None = None
+) -> Int[Array, "B 8 L"]:
     """A packed row as numbers, for kernels.
 
     Of each token i: `[:, 0]` where what it sees of its own sequence begins (it ends at i), `[:, 1]` and `[:, 2]` where its prompt begins
     and ends, if it lies in a response, and `[:, 3]` the first token behind all that see it. Padding sees itself. A prompt and each of
-    its responses must be one run of tokens, the responses right behind the prompt, as `marl_llm.training.packing` lays them.
+    its responses must be one run of tokens, the responses right behind the prompt, as `marl_llm.training.packing` lays them. `windows`:
+    the size of each token's window; positions go up by one within a run, and from a prompt's last token to each of its responses.
     """
     b, length = segments.shape
     at = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (b, length))
@@ -94,9 +125,14 @@ def token_ranges(segments: Int[Array, "B L"], branches: Int[Array, "B L"]) -> In
     before = jnp.concatenate([jnp.zeros((b, 1), branches.dtype), branches[:, :-1]], axis=1)
     first_response = new_run & (branches != 0) & (new_segment | (before == 0))
     real, response = segments != 0, (segments != 0) & (branches != 0)
-    own = jnp.where(real, since(new_run), at)
-    seen = jnp.where(real, jnp.where(response, until(new_run), until(new_segment)), at + 1)
-    rule = [own, jnp.where(response, since(new_segment), 0), jnp.where(response, since(first_response), 0), seen]
+    own, begin, end = since(new_run), since(new_segment), since(first_response)
+    seen = jnp.where(response, until(new_run), until(new_segment))
+    if windows is not None:
+        begin = jnp.clip(end + at - own - windows + 1, begin, end)
+        own = jnp.maximum(own, at - windows + 1)
+        seen = jnp.where(at + windows <= until(new_run), at + windows, seen)
+    own, seen = jnp.where(real, own, at), jnp.where(real, seen, at + 1)
+    rule = [own, jnp.where(response, begin, 0), jnp.where(response, end, 0), seen]
     return jnp.stack(rule + [jnp.zeros_like(own)] * (RULE - len(rule)), axis=1)
 
 

@@ -9,6 +9,7 @@ are there, no shape follows a length, and what is gathered at a time is one bloc
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from typing import NamedTuple
@@ -18,8 +19,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from marl_llm.models.attention import LANES, MASKED, platform
-from marl_llm.models.cache import FEW_QUERIES, to_cache
-from marl_llm.models.masks import RowMask
+from marl_llm.models.cache import FEW_QUERIES, DecodeMask, to_cache
+from marl_llm.models.masks import RowMask, Window, in_window
 from marl_llm.models.sharding import per_device, ways
 
 # tokens of pages that are gathered at a time, 2,048 elsewhere: about what a cache holds. On a GPU each time starts some ten kernels
@@ -59,6 +60,7 @@ class PageList(NamedTuple):
     rows: Int[Array, "A n G"]
     length: Int[Array, "A n"]  # tokens of the pages that are there, all but the last one full; 0 behind the list's end
     most: Int[Array, ""]  # entries of the longest part
+    first: Int[Array, "A n M"] | None = None  # position of each page's first token, where a layer has a window
 
 
 class PageTable(NamedTuple):
@@ -84,6 +86,7 @@ class PagedMask(NamedTuple):
 
     lists: tuple[PageList, ...] | PageTable
     column: Int[Array, ""]
+    window: Window | None = None  # its positions [S 1]
 
 
 class PrefixMask(NamedTuple):
@@ -101,6 +104,13 @@ def shifted(mask: PagedMask | PrefixMask, first: Int[Array, ""]) -> PagedMask | 
     if isinstance(mask.lists, PageTable):
         return mask._replace(lists=mask.lists._replace(page=mask.lists.page + first))
     return mask._replace(lists=tuple(entries._replace(page=entries.page + first) for entries in mask.lists))
+
+
+def with_window(mask: RowMask | DecodeMask | PagedMask | PrefixMask, window: Window) -> RowMask | DecodeMask | PagedMask | PrefixMask:
+    """What a mask's rows see in a layer with a window."""
+    if isinstance(mask, PrefixMask):
+        return mask._replace(rows=with_window(mask.rows, window))
+    return dataclasses.replace(mask, window=window) if isinstance(mask, RowMask) else mask._replace(window=window)
 
 
 class _Sums(NamedTuple):
@@ -156,8 +166,9 @@ def by_kernel(attention: str, page: int, s: int, heads: tuple[int, int, int], it
     return fits(s, heads, page, itemsize, lists)
 
 
-def _over_list(q: Float[Array, "s J g d"], pages: Pages, entries: PageList, sums: _Sums) -> _Sums:
-    """One part's rows over one part's pages."""
+def _over_list(q: Float[Array, "s J g d"], pages: Pages, entries: PageList, window: Window | None, sums: _Sums) -> _Sums:
+    """One part's rows over one part's pages. A row that sees nothing of an entry may get weights for it while its largest score is still
+    `MASKED`; the row's own column, which comes last, scales them to zero."""
     s, j, g, d = q.shape
     (n, group), m, t = entries.rows.shape, entries.page.shape[-1], pages.keys.shape[-1]
     size = min(entries_at_once(t, group, m), n)
@@ -174,6 +185,10 @@ def _over_list(q: Float[Array, "s J g d"], pages: Pages, entries: PageList, sums
 
         who = jnp.minimum(rows, s - 1)
         there = jnp.repeat(rows < s, g, axis=1)[:, None, :, None] & (jnp.arange(m * t) < length[:, None, None, None])
+        if window is not None:
+            first = jax.lax.dynamic_slice_in_dim(entries.first, i * size, size)
+            positions = (first[..., None] + jnp.arange(t)).reshape(size, 1, m * t)
+            there &= jnp.repeat(in_window(window.positions[who][..., None], positions, window.size), g, axis=1)[:, None]
         scores = jnp.where(there, _few_product(by_entry(q[who]), keys), MASKED)
         here = rows.reshape(1, -1) == jnp.arange(s)[:, None]  # s, (entry, row) pairs
         most = jnp.max(jnp.where(here[:, :, None, None], by_row(jnp.max(scores, axis=-1)), MASKED), axis=1)
@@ -199,7 +214,8 @@ def _by_kernel(q: Float[Array, "A s J g d"], pages: Pages, lists: tuple[PageList
 
     heads, numbers = ("batch", None, "key_value_heads", None, None), ("batch", None, None)
     axes = (heads,) * 3 + (numbers, numbers, numbers[:2], ()) * len(lists)
-    out = per_device(local, axes, ("batch", "key_value_heads", None, None, None))(q, *pages, *itertools.chain.from_iterable(lists))
+    given = itertools.chain.from_iterable(x[:4] for x in lists)  # all but `first`, which layers with a window alone read
+    out = per_device(local, axes, ("batch", "key_value_heads", None, None, None))(q, *pages, *given)
     out = out.swapaxes(1, 2)
     return _Sums(out[..., LANES:], out[..., 0], out[..., 1])
 
@@ -210,24 +226,27 @@ def _here(j: int) -> int:
     return j if j % split else j // split
 
 
-def _over_table(q: Float[Array, "A b J x d"], pages: Pages, table: Int[Array, "A b M"], kept: Int[Array, "A b"], size: int) -> _Sums:
-    """All parts' rows over their own pages, `size` at a time up to the longest row. A block behind a row's end leaves its sums as they are,
-    bit for bit, because its weights are zero and its scale is one."""
-    t, room = pages.keys.shape[-1], table.shape[-1]
+def _over_table(q: Float[Array, "A b J x d"], pages: Pages, table: PageTable, size: int, window: Window | None) -> _Sums:
+    """All parts' rows over their own pages, `size` at a time up to the longest row; the window's positions are [A b x]. A block behind a
+    row's end leaves its sums as they are, bit for bit, because its weights are zero and its scale is one."""
+    t, room = pages.keys.shape[-1], table.page.shape[-1]
     size = min(size, room)
-    blocks = (jnp.max(kept) + size * t - 1) // (size * t)
-    table = jnp.pad(table, ((0, 0), (0, 0), (0, -room % size)))
+    blocks = (jnp.max(table.kept) + size * t - 1) // (size * t)
+    table = table._replace(page=jnp.pad(table.page, ((0, 0), (0, 0), (0, -room % size))))
 
-    def part(q, pages, table, kept):
+    def part(q, pages, table, positions):
         def block(i, sums):
-            some = jax.lax.dynamic_slice_in_dim(table, i * size, size, axis=1)  # b m
+            some = jax.lax.dynamic_slice_in_dim(table.page, i * size, size, axis=1)  # b m
             k, v = _gathered(pages, some, False)
-            seen = i * size * t + jnp.arange(size * t) < kept[:, None]
-            return _with(sums, jnp.where(seen[:, None, None], _product(q, k), MASKED), v)
+            at = i * size * t + jnp.arange(size * t)
+            seen = (at < table.kept[:, None])[:, None]
+            if window is not None:
+                seen &= in_window(positions[..., None], at, window.size)  # b x S
+            return _with(sums, jnp.where(seen[:, None], _product(q, k), MASKED), v)
 
         return jax.lax.fori_loop(0, blocks, block, _nothing(*q.shape))
 
-    return jax.vmap(part)(q, pages, table, kept)
+    return jax.vmap(part)(q, pages, table, None if window is None else window.positions)
 
 
 def paged_attention(
@@ -245,20 +264,28 @@ def paged_attention(
 
     cache = cache._replace(keys=put(cache.keys, keys), values=put(cache.values, values))
     q = (queries * d**-0.5).reshape(parts, rows // parts, j, h // j, d)
+    window = mask.window
+    positions = None if window is None else window.positions.reshape(parts, rows // parts)
     with jax.named_scope("pages"):
         page = cache.pages.keys.shape[-1]
         if isinstance(mask.lists, PageTable):
-            sums = _over_table(q, cache.pages, *mask.lists, max(1, TABLE_BLOCK // page))
-        elif by_kernel(attention, page, rows // parts, (_here(j), h // j, d), keys.dtype.itemsize, mask.lists):
+            over = None if window is None else Window(window.size, jnp.repeat(positions[..., None], h // j, axis=-1))
+            sums = _over_table(q, cache.pages, mask.lists, max(1, TABLE_BLOCK // page), over)
+        elif window is None and by_kernel(attention, page, rows // parts, (_here(j), h // j, d), keys.dtype.itemsize, mask.lists):
             sums = _by_kernel(q, cache.pages, mask.lists)
         else:
             sums = jax.vmap(lambda _: _nothing(*q.shape[1:]))(jnp.arange(parts))
             for entries in mask.lists:
-                over = jax.vmap(lambda q, pages, page, rows, length, sums, most=entries.most: _over_list(
-                    q, pages, PageList(page, rows, length, most), sums))  # fmt: skip
-                sums = over(q, cache.pages, *entries[:3], sums)
+                def over(q, pages, part, positions, sums, most=entries.most):
+                    here = None if window is None else Window(window.size, positions)
+                    return _over_list(q, pages, part._replace(most=most), here, sums)
+
+                sums = jax.vmap(over)(q, cache.pages, entries._replace(most=None), positions, sums)
     q, sums = q.reshape(rows, j, h // j, d), jax.tree.map(lambda x: x.reshape(rows, *x.shape[2:]), sums)
-    seen = jnp.arange(cache.keys.shape[2]) <= mask.column
+    columns = jnp.arange(cache.keys.shape[2])
+    seen = columns <= mask.column
+    if window is not None:  # columns are positions, counted from the same token
+        seen &= in_window(mask.column, columns, window.size)
     sums = _with(sums, jnp.where(seen, _product(q, cache.keys.swapaxes(2, 3)), MASKED), cache.values)
     return (sums.values / sums.total[..., None]).reshape(rows, 1, h, d).astype(queries.dtype), cache
 
@@ -272,7 +299,10 @@ def prefix_attention(
     parts, b, _ = mask.pages.shape
     g = h // j
     stacked = (queries * d**-0.5).reshape(rows, length, j, g, d).transpose(0, 2, 3, 1, 4).reshape(parts, b, j, g * length, d)
-    sums = _over_table(stacked, pages, mask.pages, mask.kept, block_pages(pages.keys.shape[-1]))
+    window = mask.rows.window
+    if window is not None:
+        window = window._replace(positions=jnp.tile(window.positions.reshape(parts, b, length), g))  # of the stacked queries
+    sums = _over_table(stacked, pages, PageTable(mask.pages, mask.kept), block_pages(pages.keys.shape[-1]), window)
     sums = jax.tree.map(lambda x: x.reshape(rows, j, g, length, *x.shape[4:]), sums)
     own_keys, own_values = to_cache(keys, values)
     q = stacked.reshape(rows, j, g * length, d)

@@ -13,6 +13,10 @@ from marl_llm.models.config import ModelConfig, RopeScaling
 _QWEN25 = dict(qk_norm=False, attention_bias=True, rope_theta=1e6, head_dim=128, max_position=32_768, vocab_size=151_936)
 _QWEN3 = dict(head_dim=128, rope_theta=1e6, max_position=40_960, vocab_size=151_936, key_value_heads=8)
 _LLAMA3 = dict(qk_norm=False, rope_theta=5e5, norm_epsilon=1e-5, key_value_heads=8, vocab_size=128_256, max_position=131_072)
+_MISTRAL = dict(
+    qk_norm=False, norm_epsilon=1e-5, width=4096, layers=32, query_heads=32, key_value_heads=8, head_dim=128, feed_forward=14_336,
+    tie_embeddings=False, max_position=32_768,
+)  # fmt: skip
 _SMOLLM2 = dict(qk_norm=False, rope_theta=1e5, norm_epsilon=1e-5, head_dim=64, vocab_size=49_152, max_position=8192)
 
 
@@ -68,6 +72,8 @@ PRESETS: dict[str, dict] = {
     | dict(
         width=4096, layers=32, query_heads=32, head_dim=128, feed_forward=14_336, tie_embeddings=False, rope_scaling=_llama3_rope(8.0)
     ),
+    "mistral-7b-v0.1": _MISTRAL | dict(vocab_size=32_000, rope_theta=1e4, window_pattern=(4096,)),
+    "mistral-7b-v0.3": _MISTRAL | dict(vocab_size=32_768, rope_theta=1e6),
 }
 for _size in ("0.5b", "1.5b", "3b", "7b", "14b", "32b"):
     PRESETS[f"qwen2.5-coder-{_size}"] = PRESETS[f"qwen2.5-{_size}"]

@@ -1,7 +1,7 @@
-"""A decoder in Flax linen, used only through `init` and `apply`: Qwen2/2.5, Qwen3, Qwen3-MoE and Llama by configuration.
+"""A decoder in Flax linen, used only through `init` and `apply`: Qwen2/2.5, Qwen3, Qwen3-MoE, Llama and Mistral by configuration.
 
-Pre-norm blocks, RMSNorm, rotary positions, grouped-query attention (per-head RMSNorm on queries and keys in Qwen3), SwiGLU. It serves
-three uses, which differ only in the keys that a token may see:
+Pre-norm blocks, RMSNorm, rotary positions, grouped-query attention (per-head RMSNorm on queries and keys in Qwen3) over all that comes
+before or a sliding window, SwiGLU. It serves three uses, which differ only in the keys that a token may see:
 
 - rows `[B, L]` under a `RowMask`, plain or packed (a prompt and K responses that each see the prompt and themselves);
 - the prefill of E prompts, which is a plain row whose keys and values are kept, or new tokens behind cached pages (`PrefixMask`);
@@ -16,6 +16,7 @@ Parameters have one of three layouts: one subtree per layer (`block_0`, `block_1
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -25,10 +26,10 @@ from jaxtyping import Array, Float, Int
 
 from marl_llm.models.attention import platform, self_attention
 from marl_llm.models.cache import BranchCache, DecodeMask, decode_attention
-from marl_llm.models.config import ModelConfig
+from marl_llm.models.config import NO_WINDOW, ModelConfig
 from marl_llm.models.experts import mixture
-from marl_llm.models.masks import RowMask, prompt_mask
-from marl_llm.models.pages import PagedCache, PagedMask, Pages, PrefixMask, paged_attention, prefix_attention, shifted
+from marl_llm.models.masks import RowMask, Window, prompt_mask
+from marl_llm.models.pages import PagedCache, PagedMask, Pages, PrefixMask, paged_attention, prefix_attention, shifted, with_window
 from marl_llm.models.rotary import rotary_angles, rotate
 from marl_llm.models.sharding import constrain
 
@@ -226,18 +227,33 @@ class Experts(nn.Module):
 _REMAT = {"dots": jax.checkpoint_policies.save_only_these_names(PRODUCT), "full": jax.checkpoint_policies.nothing_saveable}
 
 
+class _Layer(NamedTuple):
+    """What layers of one structure differ in: all of them `[Y]`, or one of them."""
+
+    number: Int[Array, "*Y"]
+    window: Int[Array, "*Y"] | None = None  # None: no layer has one
+
+    @classmethod
+    def every(cls, config: ModelConfig) -> _Layer:
+        """All layers of a model."""
+        windows = [config.window(y) or NO_WINDOW for y in range(config.layers)]
+        return cls(jnp.arange(config.layers), jnp.asarray(windows, jnp.int32) if config.windowed else None)
+
+
 class _Scanned(nn.Module):
-    """A block in the form that `nn.scan` wants. Each layer gets its number and its `columns`, the keys and values of a `PagedCache`; the
-    `pages` are those of all layers. Keys and values come out stacked, `[Y, ...]`."""
+    """A block in the form that `nn.scan` wants. Each layer gets what it differs in from others and its `columns`, the keys and values of a
+    `PagedCache`; the `pages` are those of all layers. Keys and values come out stacked, `[Y, ...]`."""
 
     config: ModelConfig
     sparse: bool
 
     @nn.compact
-    def __call__(self, x, layer, columns, angles, mask, agents, pages):
+    def __call__(self, x, layer: _Layer, columns, positions, angles, mask, agents, pages):
         block, cache = Block(self.config, self.sparse, name="block"), None
+        if layer.window is not None:
+            mask = with_window(mask, Window(layer.window, positions))
         if pages is not None:
-            mask = shifted(mask, layer * (pages.keys.shape[1] // self.config.layers))
+            mask = shifted(mask, layer.number * (pages.keys.shape[1] // self.config.layers))
             cache = pages if columns is None else PagedCache(pages, *columns)
         x, new = block(x, angles, mask, cache, agents)
         return x, new if columns is None else (new.keys, new.values)
@@ -266,7 +282,7 @@ class Decoder(nn.Module):
                 self._remat(_Scanned),
                 variable_axes={"params": 0, "lora": 0},
                 split_rngs={"params": True},
-                in_axes=(0, 0, *(nn.broadcast,) * 4),
+                in_axes=(0, 0, *(nn.broadcast,) * 5),
                 length=c.layers,
             )
             self.blocks = scanned(c, c.is_sparse(0))
@@ -297,12 +313,13 @@ class Decoder(nn.Module):
         angles = rotary_angles(c, positions)
         if self.stacked:
             pages, columns = self._one_cache(cache)
-            x, kept = self.blocks(x, jnp.arange(c.layers), columns, angles, mask, agents, pages)
+            x, kept = self.blocks(x, _Layer.every(c), columns, positions, angles, mask, agents, pages)
             new = [kept if columns is None else PagedCache(pages, *kept)]
         else:
             new = []
             for y, block in enumerate(self.layers):
-                x, layer = block(x, angles, mask, None if cache is None else cache[y], agents)
+                seen = with_window(mask, Window(c.window(y), positions)) if c.window(y) else mask
+                x, layer = block(x, angles, seen, None if cache is None else cache[y], agents)
                 new.append(layer)
         return self.final_norm(x), new
 

@@ -153,11 +153,11 @@ def engine_programs(
     )
     tokens = branches * (sizes.prompt_tokens / branches + sizes.response_tokens / 2)  # of a prompt and its responses
     groups = max(1, int(min(s // branches, count * page // tokens)))
-    lists = page_lists(running(parts, s, groups, branches, sizes, page), s, parts, page)
+    lists = page_lists(running(parts, s, groups, branches, sizes, page), s, parts, page, config.windowed)
     j = config.key_value_heads // (mesh.shape["tensor"] if any(heads) else 1)
     here, size = (j, config.query_heads // config.key_value_heads, config.head_dim), jnp.dtype(config.compute_dtype).itemsize
     blocks, fetched = tuple(-(-int(x.most) // entries_at_once(page, x.rows.shape[-1], x.page.shape[-1])) for x in lists), 0
-    if by_kernel(config.attention, page, s, here, size, lists):
+    if not config.windowed and by_kernel(config.attention, page, s, here, size, lists):
         blocks, fetched = (), bytes_read(np.concatenate([x.length[0] for x in lists]), s, here, page, size)  # all parts have as much
 
     def given(tree):

@@ -410,7 +410,7 @@ class Scheduler:
             write = [node.page for node in sequence.nodes[sequence.cached // self.page :]][: target.shape[1]]
             target[i, : len(write)] = write
         own_pages, of = self.sizes.batch_invariant, (rows, s, self.parts)
-        lists = page_table(*of, self.room) if own_pages else page_lists(*of, self.page)
+        lists = page_table(*of, self.room) if own_pages else page_lists(*of, self.page, self.config.windowed)
         rules, (truncates, width) = self._tables(), truncation([t.request.settings for t in self.running])
         given = Row(token, length, alive, target.reshape(self.parts, s, -1), sampling_metadata(n, rows, self.rules, self.names))
         self._record_peak()

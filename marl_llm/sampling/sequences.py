@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from typing import NamedTuple
 
 import numpy as np
 
@@ -220,31 +221,42 @@ def sampling_metadata(n: int, rows: list[tuple[int, SequenceState]], rules: dict
     return SamplingMetadata(seeds, seed_count, count, budget, state, settings, model)
 
 
-def page_lists(rows: list[tuple[int, SequenceState]], s: int, parts: int, size: int) -> tuple[PageList, ...]:
+class _ReadPage(NamedTuple):
+    """A page that rows read."""
+
+    page: int
+    tokens: int  # that are there; only a row's last page is not full
+    first: int  # position of its first token
+
+
+def page_lists(rows: list[tuple[int, SequenceState]], s: int, parts: int, size: int, windowed: bool = False) -> tuple[PageList, ...]:
     """Who reads which pages: pages of one row, and pages that several rows share, of up to `GROUP` rows; `entry_pages` an entry.
 
-    A part has s rows, and a page `size` tokens."""
-    found: list[dict[tuple[int, ...], list[tuple[int, int]]]] = [{} for _ in range(parts)]  # rows -> (page, tokens), the last not full
-    readers: list[dict[int, list[int]]] = [{} for _ in range(parts)]
+    A part has s rows, and a page `size` tokens. `windowed`: the lists say where each page begins."""
+    found: list[dict[tuple[int, ...], list[_ReadPage]]] = [{} for _ in range(parts)]  # by the rows that read them
+    readers: list[dict[_ReadPage, list[int]]] = [{} for _ in range(parts)]
     for i, sequence in rows:
         row, last = i % s, sequence.cached // size
         own = found[sequence.part].setdefault((row,), [])
-        for node in sequence.nodes[:last]:
+        for number, node in enumerate(sequence.nodes[:last]):
+            page = _ReadPage(node.page, size, number * size)
             if node.owners >= SHARED:
-                readers[sequence.part].setdefault(node.page, []).append(row)
+                readers[sequence.part].setdefault(page, []).append(row)
             else:
-                own.append((node.page, size))
+                own.append(page)
     for part, pages in enumerate(readers):
         for page, some in pages.items():
             for at in range(0, len(some), GROUP):
                 group = some[at : at + GROUP]
                 for several in [tuple(group)] if len(group) >= SHARED else [(row,) for row in group]:
-                    found[part].setdefault(several, []).append((page, size))
+                    found[part].setdefault(several, []).append(page)
     for i, sequence in rows:
-        if sequence.cached % size:
-            found[sequence.part][i % s,].append((sequence.nodes[sequence.cached // size].page, sequence.cached % size))
+        if more := sequence.cached % size:
+            page = sequence.nodes[sequence.cached // size].page
+            found[sequence.part][i % s,].append(_ReadPage(page, more, sequence.cached - more))
     single, shared = ([{who: x for who, x in part.items() if (len(who) > 1) == many} for part in found] for many in (False, True))
-    return _page_list(single, 1, s, size), _page_list(shared, GROUP, s, size)
+    lists = _page_list(single, 1, s, size), _page_list(shared, GROUP, s, size)
+    return lists if windowed else tuple(x._replace(first=None) for x in lists)
 
 
 def page_table(rows: list[tuple[int, SequenceState]], s: int, parts: int, room: int) -> PageTable:
@@ -255,15 +267,16 @@ def page_table(rows: list[tuple[int, SequenceState]], s: int, parts: int, room: 
     return PageTable(page.reshape(parts, s, room), kept.reshape(parts, s))
 
 
-def _page_list(parts: list[dict[tuple[int, ...], list[tuple[int, int]]]], group: int, s: int, page: int) -> PageList:
+def _page_list(parts: list[dict[tuple[int, ...], list[_ReadPage]]], group: int, s: int, page: int) -> PageList:
     run = entry_pages(page, group)
     cut = [[(who, pages[at : at + run]) for who, pages in part.items() for at in range(0, len(pages), run)] for part in parts]
     most = max(map(len, cut))
     room = max(block_pages(page), bucket(most, ENTRIES // max(group, run), 16))  # whole blocks
-    pages, length = np.zeros((len(parts), room, run), np.int32), np.zeros((len(parts), room), np.int32)
-    rows = np.full((len(parts), room, group), s, np.int32)
+    pages, first = (np.zeros((len(parts), room, run), np.int32) for _ in range(2))
+    rows, length = np.full((len(parts), room, group), s, np.int32), np.zeros((len(parts), room), np.int32)
     for part, entries in enumerate(cut):
         for i, (who, some) in enumerate(entries):
             rows[part, i, : len(who)] = who
-            pages[part, i, : len(some)], length[part, i] = [x for x, _ in some], (len(some) - 1) * page + some[-1][1]
-    return PageList(pages, rows, length, np.int32(most))
+            pages[part, i, : len(some)], first[part, i, : len(some)] = [x.page for x in some], [x.first for x in some]
+            length[part, i] = (len(some) - 1) * page + some[-1].tokens
+    return PageList(pages, rows, length, np.int32(most), first)

@@ -38,6 +38,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32, "rope_theta": 5e5}  # fmt: skip
 MOE = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, head_dim=16)
+SLIDING, FULL = "sliding_attention", "full_attention"
 CASES = {
     "qwen2": ("Qwen2", dict(rope_parameters=ROPE)),
     "qwen2_tied": ("Qwen2", dict(tie_word_embeddings=True)),
@@ -50,7 +51,11 @@ CASES = {
     "llama": ("Llama", dict(tie_word_embeddings=False, rms_norm_eps=1e-5)),
     "llama3": ("Llama", dict(rope_parameters=LLAMA3, mlp_bias=True, attention_bias=True)),
     "llama_linear": ("Llama", dict(rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}, head_dim=16)),
+    "mistral": ("Mistral", dict(head_dim=16, sliding_window=7)),
+    "qwen2_windows": ("Qwen2", dict(use_sliding_window=True, sliding_window=7, max_window_layers=1)),
+    "qwen3_windows": ("Qwen3", dict(head_dim=16, use_sliding_window=True, sliding_window=7, layer_types=[SLIDING, FULL, SLIDING])),
     "moe": ("Qwen3Moe", MOE | dict(norm_topk_prob=True)),
+    "moe_windows": ("Qwen3Moe", MOE | dict(norm_topk_prob=True, use_sliding_window=True, sliding_window=7)),
     "moe_plain_weights": ("Qwen3Moe", MOE | dict(norm_topk_prob=False)),
     "moe_every_second": ("Qwen3Moe", MOE | dict(decoder_sparse_step=2, mlp_only_layers=[0])),
 }

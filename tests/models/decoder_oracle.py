@@ -16,7 +16,7 @@ def rotate(x, position, theta):
 
 
 def forward(config, params, tokens):
-    """Logits `[L, V]` of one sequence without padding: token i sees tokens 0 ... i."""
+    """Logits `[L, V]` of one sequence without padding: token i sees tokens 0 ... i, or the last ones of them in a layer with a window."""
     params = {name: _double(value) for name, value in params.items()}
     x = params["embedding"][tokens]
     length, group = len(tokens), config.query_heads // config.key_value_heads
@@ -31,10 +31,11 @@ def forward(config, params, tokens):
         k = np.stack([rotate(k[i], i, config.rope_theta) for i in range(length)])
         mixed = np.zeros((length, config.query_heads, config.head_dim))
         for i in range(length):
+            first = max(0, i + 1 - config.window(y)) if config.window(y) else 0
             for head in range(config.query_heads):
-                kept = k[: i + 1, head // group] @ q[i, head] / np.sqrt(config.head_dim)
+                kept = k[first : i + 1, head // group] @ q[i, head] / np.sqrt(config.head_dim)
                 weights = np.exp(kept - kept.max())
-                mixed[i, head] = (weights / weights.sum()) @ v[: i + 1, head // group]
+                mixed[i, head] = (weights / weights.sum()) @ v[first : i + 1, head // group]
         x = x + np.einsum("lhd,hdD->lD", mixed, attention["output"]["kernel"])
         h = norm(x, block["feed_forward_norm"]["weight"], config.norm_epsilon)
         gate = h @ block["gate"]["kernel"]

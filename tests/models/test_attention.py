@@ -9,7 +9,8 @@ import pytest
 from marl_llm.models import attention as room
 from marl_llm.models import for_platform, prompt_mask, self_attention, tree_mask
 from marl_llm.models.attention import choose
-from marl_llm.models.masks import packed_mask
+from marl_llm.models.masks import Window, packed_mask, token_ranges
+from marl_llm.models.pages import with_window
 
 
 def arrays(length, heads=4, key_heads=2, size=8, rows=2, seed=0):
@@ -50,18 +51,31 @@ def masks(length):
     yield "packed", packed_mask(both(segments), both(branches))
 
 
+def with_a_window(mask, size):
+    """The mask with its tokens' positions: of a prompt or a plain sequence from 0 on, of a response from its prompt's end on."""
+    segments, branches = np.asarray(mask.segments), np.asarray(mask.numbers())
+    positions = np.zeros(segments.shape, np.int32)
+    for row, i in np.ndindex(segments.shape):
+        before = segments[row, :i] == segments[row, i]
+        positions[row, i] = np.sum(before & ((branches[row, :i] == 0) | (branches[row, :i] == branches[row, i])))
+    return with_window(mask, Window(size, jnp.asarray(positions)))
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [(n, k) for n in ("xla", "chunked", "tree", "flash", "splash") for k in ("causal", "tree", "packed")]
-    + [("tree", "long tree"), ("tree", "long causal")],
+    + [("tree", "long tree"), ("tree", "long causal")]
+    + [(n, "windowed packed") for n in ("xla", "chunked", "flash", "splash")]
+    + [("tree", "windowed tree"), ("splash", "windowed causal")],
 )
 def test_implementations_equal_numpy_and_each_others_gradients(name, kind, monkeypatch):
-    length, long = 128, kind.startswith("long")
-    kind = kind.removeprefix("long ")
+    length, long, windowed = 128, kind.startswith("long"), kind.startswith("windowed")
+    kind = kind.split()[-1]
     monkeypatch.setattr(room, "CHUNK", 48)  # does not divide the length: the last chunk is ragged
     monkeypatch.setattr(room, "BLOCK", 100 if long else 24)
     monkeypatch.setattr(room, "LONG", length if long else 2 * length)  # from there on, in chunks that are computed again
     mask = dict(masks(length))[kind]
+    mask = with_a_window(mask, 20) if windowed else mask
     dense = np.asarray(mask.dense())
     q, k, v = arrays(length)
     real = np.asarray(mask.segments, bool)
@@ -96,6 +110,29 @@ def test_rows_with_branches_of_their_own_see_what_the_words_say():
         want = j <= i and segments[i] == segments[j] and (branches[j] == 0 or branches[i] == branches[j])
         assert bool(mask.dense()[0, i, j]) == want, (i, j)
     np.testing.assert_array_equal(mask.rows(3, 2), mask.dense()[:, 3:5])
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+@pytest.mark.parametrize("kind", ["causal", "tree", "packed"])
+def test_a_window_counts_positions_and_not_indices(kind, size):
+    """A row of 32: a response of a packed prompt sees as much of it as if the responses before it were not there."""
+    plain = dict(masks(32))[kind]
+    mask = with_a_window(plain, size)
+    at = np.asarray(mask.window.positions)
+    want = np.asarray(plain.dense()) & (at[:, :, None] - at[:, None, :] < size)
+    np.testing.assert_array_equal(mask.dense(), want)
+    np.testing.assert_array_equal(mask.rows(20, 8), want[:, 20:28])
+    ranges = np.asarray(token_ranges(mask.segments, mask.numbers(), jnp.full((2, 32), size)))
+    index = np.arange(32)
+    own, begin, end, behind = (ranges[:, i, :, None] for i in range(4))
+    seen = ((index >= own) & (index <= index[:, None])) | ((index >= begin) & (index < end))
+    real = np.asarray(mask.segments) != 0
+    np.testing.assert_array_equal(seen[real], want[real])
+    for row, i in np.argwhere(real):  # of all who see a token the last one
+        last = np.flatnonzero(want[row, :, i])[-1]
+        assert last < behind[row, i, 0]
+        if kind == "causal":
+            assert last + 1 == behind[row, i, 0]
 
 
 def test_scores_of_responses_are_those_that_the_tree_needs():

@@ -30,6 +30,7 @@ from marl_llm.models.pages import written
 from marl_llm.models.rotary import frequencies, rotary_angles
 
 TINY = ModelConfig(vocab_size=19, width=12, layers=2, query_heads=4, key_value_heads=2, head_dim=6, feed_forward=20)
+WINDOWED = dataclasses.replace(TINY, window_pattern=(3, 0))  # shorter than one prompt, as long as the other; ends within pages of two
 CONFIGS = {
     "grouped": TINY,
     "one_key_head": dataclasses.replace(TINY, key_value_heads=1, tie_embeddings=False),
@@ -85,14 +86,16 @@ def test_only_relative_positions_matter():
     assert np.abs(run(positions * 2) - run(positions)).max() > 1e-3
 
 
-@pytest.mark.parametrize("shift", [0, 3])
-@pytest.mark.parametrize("layout", ["apart", "serving"])
-def test_decoding_step_by_step_with_the_cache_equals_the_full_forward(layout, shift):
+@pytest.mark.parametrize(
+    ("config", "layout", "shift"),
+    [(TINY, "apart", 0), (TINY, "apart", 3), (TINY, "serving", 0), (TINY, "serving", 3), (WINDOWED, "serving", 3)],
+)
+def test_decoding_step_by_step_with_the_cache_equals_the_full_forward(config, layout, shift):
     """Two prompts, one of them padded, six branches each, four steps: the cached path sees what a plain causal row sees, wherever in the
     ring its columns begin."""
-    params = random_params(TINY)
+    params = random_params(config)
     held = serving_layout(params) if layout == "serving" else params
-    model = Decoder(TINY, serving=is_serving(held))
+    model = Decoder(config, serving=is_serving(held))
     e, k, p, r = 2, 6, 4, 4
     rng = np.random.default_rng(4)
     prompt, responses = rng.integers(1, TINY.vocab_size, (e, p)), rng.integers(1, TINY.vocab_size, (e, k, r))
@@ -116,13 +119,14 @@ def test_decoding_step_by_step_with_the_cache_equals_the_full_forward(layout, sh
     for i in range(e):
         for b in range(k):
             row = np.concatenate([prompt[i][where[i]], responses[i, b]])
-            want = forward(TINY, params, row)[where[i].sum() :]
+            want = forward(config, params, row)[where[i].sum() :]
             np.testing.assert_allclose(got[i, b], want, atol=1e-4 * np.abs(want).max())
 
 
-def test_tokens_behind_a_cached_prefix_equal_the_full_forward():
+@pytest.mark.parametrize("config", [TINY, WINDOWED])
+def test_tokens_behind_a_cached_prefix_equal_the_full_forward(config):
     """New tokens see the valid columns of the cache and each other, and their keys and values extend it."""
-    params, model = serving_layout(random_params(TINY)), Decoder(TINY, serving=True)
+    params, model = serving_layout(random_params(config)), Decoder(config, serving=True)
     rng = np.random.default_rng(5)
     row = rng.integers(1, TINY.vocab_size, (1, 9)).astype(np.int32)
     count, page, table = 5, 2, jnp.asarray([[[3, 0, 2]]])  # five tokens lie in three pages of two, among others
@@ -142,7 +146,7 @@ def test_tokens_behind_a_cached_prefix_equal_the_full_forward():
         return model.apply({"params": params}, hidden, method="head"), new
 
     got, new = extend(jnp.asarray(row))
-    want = forward(TINY, random_params(TINY), row[0])
+    want = forward(config, random_params(config), row[0])
     np.testing.assert_allclose(got[0], want[count:], atol=1e-4 * np.abs(want).max())
     whole = jnp.ones((1, 9), bool)
     _, layers = jax.jit(lambda t: model.apply({"params": params}, t, prompt_positions(whole), prompt_mask(whole)))(jnp.asarray(row))
@@ -163,6 +167,8 @@ def test_the_parameter_count_is_that_of_the_pytree(preset, tied):
 def test_the_published_sizes_have_the_published_parameter_counts():
     assert make_model_config("qwen3-0.6b", 151_936).parameters == 596_049_920
     assert make_model_config("qwen3-1.7b", 151_936).parameters == 1_720_574_976
+    assert make_model_config("mistral-7b-v0.1").parameters == 7_241_732_096
+    assert make_model_config("mistral-7b-v0.3").parameters == 7_248_023_552
 
 
 def test_a_tied_head_reads_the_embedding_and_an_untied_one_does_not():

@@ -43,6 +43,8 @@ SHAPES = {
         BASE, head_dim=4, key_value_heads=1, qk_norm=False, feed_forward_bias=True,
         rope_scaling=RopeScaling("llama3", 8.0, 64, low_frequency_factor=1.0, high_frequency_factor=4.0),
     ),
+    "mistral": dataclasses.replace(BASE, qk_norm=False, tie_embeddings=False, window_pattern=(8,)),
+    "qwen3_windows": dataclasses.replace(BASE, window_pattern=(0, 8)),
     "moe": dataclasses.replace(BASE, experts=4, experts_per_token=2, expert_feed_forward=8),
     "moe_mixed": dataclasses.replace(BASE, experts=4, experts_per_token=2, expert_feed_forward=8, dense_layers=(1,)),
 }  # fmt: skip
@@ -218,8 +220,13 @@ def test_a_tied_head_that_was_written_out_is_accepted_only_if_it_is_the_embeddin
     [
         ({"model_type": "mamba"}, "model_type='mamba'"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
-        ({"use_sliding_window": True, "sliding_window": 128}, "use_sliding_window"),
-        ({"layer_types": ["sliding_attention", "full_attention"]}, "sliding_attention"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, "has sliding_attention layers, but the config gives qwen3 no"),
+        ({"layer_types": ["chunked_attention", "full_attention"]}, r"\['chunked_attention'\] are not supported"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries, for num_hidden_layers=2"),
+        ({"use_sliding_window": True, "sliding_window": -1, "layer_types": None}, "sliding_window=-1 must be an integer"),
+        ({"use_sliding_window": True, "sliding_window": 1 << 30, "max_window_layers": 0, "layer_types": None}, "window_pattern"),
+        ({"model_type": "llama", "use_sliding_window": True, "sliding_window": 128}, "not supported for llama"),
+        ({"model_type": "mistral", "sliding_window": 8}, "mistral has its sliding_window in all of them"),
         ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "without a factor"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
@@ -250,6 +257,36 @@ def test_a_config_that_cannot_be_honoured_is_refused(change, says, tmp_path):
         read_config(tmp_path)
 
 
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("change", "windows"),
+    [
+        ({"use_sliding_window": False, "sliding_window": 8, "layer_types": None}, ()),
+        ({"use_sliding_window": True, "sliding_window": None}, ()),
+        ({"use_sliding_window": True, "sliding_window": 8, "layer_types": [FULL, SLIDING]}, (0, 8)),
+        ({"use_sliding_window": True, "sliding_window": 8, "layer_types": None, "max_window_layers": 1}, (0, 8)),
+        ({"use_sliding_window": True, "sliding_window": 8, "layer_types": None, "max_window_layers": 0}, (8,)),
+        ({"use_sliding_window": True, "sliding_window": 8, "layer_types": None, "max_window_layers": None}, ()),  # it is 28
+        ({"model_type": "qwen3_moe", "use_sliding_window": True, "sliding_window": 8, "num_experts": 0, "num_experts_per_tok": 1,
+          "moe_intermediate_size": 8}, (8,)),
+        ({"model_type": "mistral", "sliding_window": 8, "layer_types": None}, (8,)),
+        ({"model_type": "mistral", "sliding_window": None}, ()),
+    ],
+)  # fmt: skip
+def test_windows_are_read_as_transformers_reads_them(change, windows, tmp_path):
+    raw = json.loads((PARITY / "tiny-qwen3-tied" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | change))
+    assert read_config(tmp_path).window_pattern == windows
+
+
+def test_a_mistral_without_the_field_has_the_window_of_transformers(tmp_path):
+    raw = json.loads((PARITY / "tiny-qwen3-tied" / "config.json").read_text()) | {"model_type": "mistral"}
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in raw.items() if k not in ("sliding_window", "layer_types")}))
+    assert read_config(tmp_path).window_pattern == (4096,)
+
+
 def test_a_directory_that_is_no_checkpoint_is_told(tmp_path):
     with pytest.raises(CheckpointFileError, match=r"config.json: cannot be read"):
         load_pretrained(tmp_path)
@@ -265,8 +302,13 @@ def test_a_smaller_checkpoint_leaves_no_old_shard_behind(tmp_path):
 
 
 def test_a_shape_that_no_architecture_has_is_not_saved(tmp_path):
-    with pytest.raises(ValueError, match="output_bias"):
-        save_pretrained(tmp_path, dataclasses.replace(BASE, output_bias=True), {})
+    for change, says in (
+        (dict(output_bias=True), "output_bias"),
+        (dict(window_pattern=(4, 8)), r"qwen3 with window_pattern=\(4, 8\)"),
+        (dict(window_pattern=(0, 8), qk_norm=False), r"mistral with window_pattern=\(0, 8\)"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            save_pretrained(tmp_path, dataclasses.replace(BASE, **change), {})
 
 
 def test_an_index_that_promises_too_much_is_told(tmp_path):

@@ -50,7 +50,7 @@ def want(q, k, v, cache: PagedCache, lists):
     for s in range(q.shape[0]):
         part, row = divmod(s, ROWS)
         keys, values = [cache.keys[s, :, :1], k[s].swapaxes(0, 1)], [cache.values[s, :, :1], v[s].swapaxes(0, 1)]
-        for page, rows, length, most in lists:
+        for page, rows, length, most, _ in lists:
             for entry in range(most):
                 if row in rows[part, entry]:
                     some = cache.pages.keys[part][page[part, entry]].transpose(1, 0, 3, 2).reshape(j, -1, d)
@@ -152,12 +152,14 @@ def test_a_model_reads_its_pages_as_its_attention_says(monkeypatch):
     lists, (*_, cache) = random_lists(rng, 1, 6, 1), given(rng, 1, 6, 1, 2, 8)
     params = init_params(config, jax.random.key(0))
 
-    def step(kind: str):
+    def step(kind: str, windows=()):
         tokens, places = jnp.arange(ROWS)[:, None], jnp.full((ROWS, 1), 700)
-        model = Decoder(dataclasses.replace(config, attention=kind))
+        model = Decoder(dataclasses.replace(config, attention=kind, window_pattern=windows))
         return model.apply({"params": params}, tokens, places, PagedMask(lists, jnp.int32(1)), cache=[cache])[0]
 
     got = step("splash")
     assert len(calls) == 1
     np.testing.assert_allclose(got, step("xla"), atol=3e-6)
+    lists = tuple(x._replace(first=jnp.zeros_like(x.page)) for x in lists)
+    np.testing.assert_allclose(got, step("splash", (1000,)), atol=3e-6)  # layers with a window are not the kernel's
     assert len(calls) == 1

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marl_llm.models import pages as module
+from marl_llm.models.masks import Window
 from marl_llm.models.pages import GROUP, PagedCache, PagedMask, PageList, Pages, PageTable, paged_attention
 
 PARTS, ROWS, KEY_HEADS, GROUPS, DIM, PAGE, COLUMNS = 2, 3, 2, 2, 4, 2, 4  # rows of a part; query heads of a key head
@@ -39,7 +40,8 @@ def random_cache(rng):
 def listed(tables, run, group):
     """Every (page, rows) pair once, up to `run` pages and `group` rows an entry, a part's in any order, with room behind the end."""
     room = 16
-    page, length = np.zeros((PARTS, room, run), np.int32), np.zeros((PARTS, room), np.int32)
+    page, first = np.zeros((PARTS, room, run), np.int32), np.zeros((PARTS, room, run), np.int32)
+    length = np.zeros((PARTS, room), np.int32)
     rows = np.full((PARTS, room, group), ROWS, np.int32)
     most = 0
     for part, found in enumerate(tables):
@@ -51,13 +53,13 @@ def listed(tables, run, group):
                     there = min(PAGE, LENGTHS[part][row] - at * PAGE)
                     readers.setdefault((numbers[at], there, row if group == 1 else 0), []).append(row)
             for (number, there, _), who in readers.items():
-                entries.setdefault(tuple(who), []).append((number, there))
+                entries.setdefault(tuple(who), []).append((number, there, at * PAGE))
         runs = [(who, pages[at : at + run]) for who, pages in entries.items() for at in range(0, len(pages), run)]
         most = max(most, len(runs))
         for entry, (who, pages) in enumerate(runs):
-            page[part, entry, : len(pages)], length[part, entry] = [n for n, _ in pages], sum(there for _, there in pages)
-            rows[part, entry, : len(who)] = who
-    return PageList(*map(jnp.asarray, (page, rows, length)), jnp.asarray(most))
+            page[part, entry, : len(pages)], length[part, entry] = [n for n, _, _ in pages], sum(there for _, there, _ in pages)
+            first[part, entry, : len(pages)], rows[part, entry, : len(who)] = [at for *_, at in pages], who
+    return PageList(*map(jnp.asarray, (page, rows, length, most, first)))
 
 
 def tabled(tables):
@@ -68,8 +70,8 @@ def tabled(tables):
     return PageTable(jnp.asarray(table), jnp.asarray(LENGTHS, jnp.int32))
 
 
-def dense(queries, keys, values, pages, tables, own_keys, own_values):
-    """Attention of each row over its pages' tokens, its columns before this one and its new token, in float64."""
+def dense(queries, keys, values, pages, tables, own_keys, own_values, window=100):
+    """Attention of each row over the last `window` of its pages' tokens, its columns before this one and its new token, in float64."""
     out = np.zeros(queries.shape)
     for part, found in enumerate(tables):
         for row, numbers in enumerate(found):
@@ -78,7 +80,7 @@ def dense(queries, keys, values, pages, tables, own_keys, own_values):
                 j = head // GROUPS
                 k = [pages.keys[part, number, j].T for number in numbers] + [own_keys[s, j, :COLUMN], keys[s, :, j]]
                 v = [pages.values[part, number, j] for number in numbers] + [own_values[s, j, :COLUMN], values[s, :, j]]
-                k, v = (np.concatenate([np.concatenate(x[:-2])[:n] if x[:-2] else np.zeros((0, DIM)), *x[-2:]]) for x in (k, v))
+                k, v = (np.concatenate([np.concatenate(x[:-2])[:n] if x[:-2] else np.zeros((0, DIM)), *x[-2:]])[-window:] for x in (k, v))
                 weights = np.exp(k.astype(np.float64) @ np.asarray(queries[s, 0, head], np.float64) / np.sqrt(DIM))
                 out[s, 0, head] = weights @ v / weights.sum()
     return out
@@ -103,6 +105,28 @@ def test_a_decode_step_over_pages_is_attention_over_their_tokens(form, block, mo
     np.testing.assert_allclose(got, dense(queries, keys, values, pages, tables, own_keys, own_values), atol=2e-6)
     np.testing.assert_array_equal(cache.keys[:, :, COLUMN], keys[:, 0])
     np.testing.assert_array_equal(cache.keys[:, :, COLUMN + 1 :], own_keys[:, :, COLUMN + 1 :])
+
+
+@pytest.mark.parametrize("form", ["lists 2", "single rows", "table"])
+def test_a_window_ends_within_a_page_or_at_its_edge_or_before_all_tokens(form, monkeypatch):
+    monkeypatch.setattr(module, "block_pages", lambda page: 2)
+    monkeypatch.setattr(module, "TABLE_BLOCK", 2 * PAGE)
+    rng = np.random.default_rng(0)
+    pages, tables, own_keys, own_values = random_cache(rng)
+    queries, keys, values = (
+        jnp.asarray(2 * rng.normal(size=(PARTS * ROWS, 1, n, DIM)), jnp.float32) for n in (KEY_HEADS * GROUPS, KEY_HEADS, KEY_HEADS)
+    )
+    lists = tabled(tables) if form == "table" else (listed(tables, 2, 1 if form == "single rows" else GROUP),)
+    positions = jnp.asarray(LENGTHS, jnp.int32).reshape(-1, 1) + COLUMN
+
+    @jax.jit
+    def run(size):
+        mask = PagedMask(lists, jnp.asarray(COLUMN), Window(size, positions))
+        return paged_attention(queries, keys, values, PagedCache(pages, own_keys, own_values), mask)[0]
+
+    for size in (1, 2, 3, 4, 5, 11, 12, 100):
+        want = dense(queries, keys, values, pages, tables, own_keys, own_values, size)
+        np.testing.assert_allclose(run(size), want, atol=2e-6, err_msg=str(size))
 
 
 @pytest.mark.parametrize("few", [True, False])

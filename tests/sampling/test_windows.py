@@ -1,0 +1,43 @@
+"""The engine of a model with sliding windows: what it draws is what a forward pass over the whole row says."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_engine import CONFIG as PLAIN
+from test_engine import TOKENIZER
+
+from marl_llm.models import init_params, log_probs
+from marl_llm.sampling import Engine, EngineConfig, Request
+
+CONFIG = dataclasses.replace(PLAIN, window_pattern=(5, 0))
+SIZES = EngineConfig(max_num_seqs=8, prompt_tokens=40, response_tokens=16, decode_steps=4, admit=2, reuse=1, page=8, piece=16)
+PROMPTS = (3, 5, 6, 17, *(34,) * 5)  # shorter than the window, as long, longer; in pieces; siblings that read their pages together
+
+
+@pytest.fixture(scope="module")
+def params():
+    return jax.jit(lambda key: jax.tree.map(lambda x: x * 2.0, init_params(CONFIG, key)))(jax.random.key(0))
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_log_probs_of_windows_across_pages_are_those_of_the_whole_row(params, batch_invariant):
+    rng = np.random.default_rng(0)
+    prompts = [tuple(int(t) for t in rng.integers(1, 257, n)) for n in PROMPTS]
+    prompts[-5:] = [prompts[-1]] * 5
+    sizes = dataclasses.replace(SIZES, batch_invariant=batch_invariant)
+    with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=sizes, tokenizers={"a": TOKENIZER}) as engine:
+        answers = engine.generate_all([Request(prompt, (i,), 16, "a") for i, prompt in enumerate(prompts)])
+    rows, where = np.zeros((len(prompts), 56), np.int32), np.zeros((len(prompts), 56), bool)
+    for row, real, prompt, answer in zip(rows, where, prompts, answers, strict=True):
+        said = (*prompt, *answer.tokens)
+        row[: len(said)], real[: len(said)] = said, True
+    for config, equal in ((CONFIG, True), (dataclasses.replace(CONFIG, window_pattern=(6, 0)), False)):
+        scores = jax.jit(log_probs, static_argnums=0)(config, params, jnp.asarray(rows), jnp.asarray(where)).log_probs
+        gaps = [
+            np.abs(answer.log_probs - scores[i, len(prompt) : len(prompt) + len(answer.tokens)]).max()
+            for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+        ]
+        assert (max(gaps) < 1e-4) == equal
