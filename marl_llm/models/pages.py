@@ -26,6 +26,7 @@ from marl_llm.models.sharding import per_device, ways
 # tokens of pages that are gathered at a time, 2,048 elsewhere: about what a cache holds. On a GPU each time starts some ten kernels
 BLOCK = {"cpu": 512, "gpu": 8192}
 TABLE_BLOCK = 64  # tokens of each row that a decode step of the exact engine gathers at a time
+FEW_TOKENS = 16  # new tokens of a row below which a CPU gathers its beginning in such blocks too
 GROUP = 8  # rows that read shared pages together
 ENTRY = {1: 64, GROUP: 128}  # tokens of a list's entry, by its rows: larger products, and up to half an entry that is computed for nothing
 KERNEL_ENTRY = 1024  # the same of a TPU, whose kernel changes a row's sums once for all of them
@@ -302,7 +303,9 @@ def prefix_attention(
     window = mask.rows.window
     if window is not None:
         window = window._replace(positions=jnp.tile(window.positions.reshape(parts, b, length), g))  # of the stacked queries
-    sums = _over_table(stacked, pages, PageTable(mask.pages, mask.kept), block_pages(pages.keys.shape[-1]), window)
+    page = pages.keys.shape[-1]
+    size = max(1, TABLE_BLOCK // page) if length < FEW_TOKENS and platform() == "cpu" else block_pages(page)
+    sums = _over_table(stacked, pages, PageTable(mask.pages, mask.kept), size, window)
     sums = jax.tree.map(lambda x: x.reshape(rows, j, g, length, *x.shape[4:]), sums)
     own_keys, own_values = to_cache(keys, values)
     q = stacked.reshape(rows, j, g * length, d)

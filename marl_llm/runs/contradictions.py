@@ -54,6 +54,8 @@ def _check_play(config: config_dict.ConfigDict, plan: Plan) -> None:
          "name"),
         (idle, f"rollout.{name}={value} would have no effect: the game is played compiled"),
         (not plan.hosted and ToolsSection.changed(config.tools), "tools would have no effect: the game is played compiled, without tools"),
+        (rollout.draft_tokens and rollout.batch_invariant, f"rollout.draft_tokens={rollout.draft_tokens}: batch_invariant promises equal bytes, "
+         "and log-probs of a step that verifies drafts are rounded otherwise; use draft_tokens=0"),
         (rollout.batch_invariant and max_num_seqs & (max_num_seqs - 1), f"rollout.max_num_seqs={max_num_seqs} must be a power of two with rollout.batch_invariant, so that a row's place "
          "changes no bit"),
     )  # fmt: skip

@@ -118,6 +118,9 @@ class RolloutSection(Section):
         "blocking", 'hosted play: "in_flight" gives new parameters to responses under way, "blocking" once they have ended (docs/async.md)',
         choices=("blocking", "in_flight"),
     )  # fmt: skip
+    draft_tokens: int = option(
+        0, "hosted play: tokens of a draft that one step verifies, where roles quote (docs/drafting.md); 0: no drafts", at_least(0)
+    )
     aborted_limit: float = option(
         0.2, "hosted play: share of aborted plays over 20 steps that stops a run",
         Bound(lambda value: 0 <= value <= 1, "lie in [0, 1]; 1 never stops a run"),

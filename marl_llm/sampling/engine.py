@@ -25,6 +25,7 @@ from jaxtyping import Array, Key
 from marl_llm.errors import UserError
 from marl_llm.models import ModelConfig
 from marl_llm.sampling.bursts import Bursts
+from marl_llm.sampling.drafting import DRAFT_COUNTS
 from marl_llm.sampling.prompt_scores import PromptScorer, PromptScores
 from marl_llm.sampling.requests import Completion, Request, RequestError
 from marl_llm.sampling.scheduler import Scheduler
@@ -203,10 +204,15 @@ class Engine:
         out = {}
         for name, scheduler in self._schedulers.items():
             s = dict(scheduler.stats)
-            busy = s.get("sampled_tokens", 0) - s.get("requests", 0)
+            busy = s.get("sampled_tokens", 0) - s.get("accepted_tokens", 0) - s.get("requests", 0)
             out[name] = s | {"cache_bytes": scheduler.cache_bytes, "occupied": busy / max(s.get("slot_steps", 0), 1)}
         out["engine"] = {"seconds": time.perf_counter() - self._started, "idle_s": self._idle_s, "waiting": float(self._waiting)}
         return out
+
+    def draft_counts(self) -> dict[str, float | int]:
+        """Since the start, over all models: `drafted_tokens` that were verified, `accepted_tokens` of them, `draft_steps` that did so, and
+        `saved_steps`: accepted tokens over the rows of each such step."""
+        return {name: sum(scheduler.stats[name] for scheduler in self._all) for name in DRAFT_COUNTS}
 
     def close(self) -> None:
         """Stops the thread and gives up the devices' memory. Requests that have no answer yet get an `EngineError`."""

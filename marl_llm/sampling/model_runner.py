@@ -1,9 +1,9 @@
-"""The device part of the engine: keys and values in pages, as a value and two pure functions.
+"""The device part of the engine: keys and values in pages, as a value and three pure functions.
 
 `admit` computes new prompts, pieces of prompts, or what is new in them into pages, and draws the token behind each; `decode` draws up to a
-chunk of tokens in all rows at once. What a row is (its tokens so far, its pages, how it draws) comes from the host with every call, so that
-rows are any requests in any order; only pages live on the devices. Within a chunk a row's new keys and values are columns beside the pages,
-which a step writes as one slice; they go into pages when the chunk ends.
+chunk of tokens in all rows at once; `verify` draws in one step as many as drafts allow. What a row is (its tokens so far, its pages, how it
+draws) comes from the host with every call, so that rows are any requests in any order; only pages live on the devices. Within a chunk a
+row's new keys and values are columns beside the pages, which a step writes as one slice; they go into pages when the chunk ends.
 """
 
 from __future__ import annotations
@@ -173,28 +173,81 @@ def admit(
     """
     a: Admission = _given(given, layout, mesh)
     model, variables = served_decoder(config, params)
-    agents = _chosen(params, a.sampling)
-    length, kept = a.tokens.shape[1], a.kept.reshape(-1)
-    where = jnp.arange(length)[None] < a.new[:, None]
-    positions = kept[:, None] + jnp.minimum(jnp.arange(length)[None], a.new[:, None] - 1)
     with _rules(mesh):
-        if fresh:
-            hidden, layers = model.apply(variables, a.tokens, positions, prompt_mask(where), agents=agents)
-        else:
-            hidden, layers = model.apply(
-                variables, a.tokens, positions, PrefixMask(prompt_mask(where), a.beginning, a.kept), cache=pages, agents=agents
-            )
+        hidden, layers = _forward(model, variables, a, None if fresh else pages, _chosen(params, a.sampling))
         last = jnp.take_along_axis(hidden, (a.new - 1)[:, None, None], axis=1)[:, 0]
         logits = model.apply(variables, last, method="head")
     keys = jax.vmap(jax.random.fold_in)(_keys(root, a.sampling), a.sampling.count)
     drawn = sample_token(logits, keys, a.sampling.settings, truncates, width)
     state = rules.next(a.sampling.state, drawn.token)
     alive = ~rules.ends[state] & (a.sampling.count + 1 < a.sampling.budget)
-    # the pages are written in place only if nothing can read them later: the targets wait for the draw, or XLA copies the whole cache
-    target = jnp.where(drawn.token.reshape(*a.kept.shape, 1) >= 0, a.target, pages[0].keys.shape[1])
+    return _entered(pages, layers, a, drawn.token), packed(Entered(drawn, state, alive))
+
+
+def _forward(model: Decoder, variables: dict, a: Admission, pages: list[Pages] | None, agents: Array | None) -> tuple[Array, list]:
+    """Hidden states of new tokens behind their beginnings, and their keys and values. pages: None where nothing comes before."""
+    length, kept = a.tokens.shape[1], a.kept.reshape(-1)
+    where = jnp.arange(length)[None] < a.new[:, None]
+    positions = kept[:, None] + jnp.minimum(jnp.arange(length)[None], a.new[:, None] - 1)
+    if pages is None:
+        return model.apply(variables, a.tokens, positions, prompt_mask(where), agents=agents)
+    mask = PrefixMask(prompt_mask(where), a.beginning, a.kept)
+    return model.apply(variables, a.tokens, positions, mask, cache=pages, agents=agents)
+
+
+def _entered(pages: list[Pages], layers: list[tuple], a: Admission, drawn: Int[Array, "n"]) -> list[Pages]:
+    """The pages with the keys and values of new tokens. They are written in place only if nothing can read them later: the targets wait for
+    the draw, or XLA copies the whole cache."""
+    target = jnp.where(drawn.reshape(*a.kept.shape, 1) >= 0, a.target, pages[0].keys.shape[1])
     offset = a.kept % pages[0].keys.shape[-1]
-    pages = _stored(pages, [to_cache(*new) for new in layers], a.base, target, offset)
-    return pages, packed(Entered(drawn, state, alive))
+    return _stored(pages, [to_cache(*new) for new in layers], a.base, target, offset)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "mesh", "layout", "truncates", "width"), donate_argnames=("pages",))
+def verify(
+    config: ModelConfig, params: dict, pages: list[Pages], given: Int[Array, "words"], rules: Rules, root: Key[Array, ""],
+    *, mesh: Mesh | None, layout: Layout, truncates: bool, width: int,
+) -> tuple[list[Pages], Int[Array, "out"]]:  # fmt: skip
+    """A step of n rows, each with the last token that it drew and a draft behind it: the pages, and a `Decoded` of L columns in place of
+    steps, as `decoded_layout` says. `given` is an `Admission`; the others are those of `decode`.
+
+    At each position the token is drawn with the key that it has without a draft. The first of them always counts, and a further one while
+    what was drawn before it is what the draft says (`accepted`). So a draft changes how many tokens are drawn at once, and none of them.
+    """
+    a: Admission = _given(given, layout, mesh)
+    model, variables = served_decoder(config, params)
+    n, columns = a.tokens.shape
+    with _rules(mesh):
+        hidden, layers = _forward(model, variables, a, pages, _chosen(params, a.sampling))
+        logits = model.apply(variables, hidden.reshape(n * columns, -1), method="head")
+    count = a.sampling.count[:, None] + jnp.arange(columns)
+    keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(_keys(root, a.sampling), count).reshape(-1)
+    settings = jax.tree.map(lambda x: jnp.repeat(x, columns), a.sampling.settings)
+    drawn = sample_token(logits, keys, settings, truncates, width)
+    drawn = jax.tree.map(lambda x: x.reshape(n, columns, *x.shape[1:]).swapaxes(0, 1), drawn)
+    where, state, alive = accepted(drawn.token, a, rules)
+    return _entered(pages, layers, a, drawn.token[0]), packed(Decoded(Chunk(drawn, where), state, alive))
+
+
+def accepted(
+    drawn: Int[Array, "L n"], a: Admission, rules: Rules
+) -> tuple[Bool[Array, "L n"], Int[Array, "n"], Bool[Array, "n"]]:
+    """Which tokens that were drawn behind rows of drafts count, the state of each row's stop rule behind the last, and whether it goes on.
+
+    Exact-match verification: a column counts if the one before it does, drew what this column's token says, and did not end the response.
+    """
+    def one(carry, column):
+        counts, state, alive = carry
+        token, said, step = column
+        state = jnp.where(counts, rules.next(state, token), state)
+        alive = jnp.where(counts, ~rules.ends[state] & (a.sampling.count + step + 1 < a.sampling.budget), alive)
+        follows = counts & alive & (step + 1 < a.new) & (said == token)
+        return (follows, state, alive), counts
+
+    said = jnp.roll(a.tokens.T, -1, axis=0)  # the draft's token for what a column draws
+    every = jnp.ones(a.new.shape, bool)
+    (_, state, alive), where = jax.lax.scan(one, (every, a.sampling.state, every), (drawn, said, jnp.arange(drawn.shape[0])))
+    return where, state, alive
 
 
 @functools.partial(jax.jit, static_argnames=("config", "mesh", "layout", "chunk", "truncates", "width"), donate_argnames=("pages",))

@@ -8,27 +8,31 @@ enters when there are pages for its longest answer: none is paused. Rows with an
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from marl_llm.models import ModelConfig
-from marl_llm.models.pages import touched
-from marl_llm.sampling.model_runner import Admission, Row, Rules, admit, decode, decoded_layout, entered_layout
+from marl_llm.sampling.drafting import Draft, Drafter
+from marl_llm.sampling.model_runner import Admission, Decoded, Row, Rules, admit, decode, decoded_layout, entered_layout, verify
 from marl_llm.sampling.requests import Request, RequestError
+from marl_llm.sampling.rule_table import RuleTable
 from marl_llm.sampling.sequences import (  # fmt: skip
     EngineConfig,
     SequenceState,
     bucket,
     common_length,
     drawn_otherwise,
+    last_tokens,
     never_served,
+    new_tokens,
     next_piece,
     page_lists,
     page_table,
@@ -46,7 +50,6 @@ from marl_llm.text import Tokenizer
 
 PROGRAM_TOKENS = 1024  # of prompts in one program, about
 SMALL = {"cpu": 1e9}  # FLOPs of such a program up to which a model is small, 1e12 on an accelerator: 10 ms
-MOST_RULES = 64  # stop rules held at a time, 0.6 MB each of a vocabulary of 151,936
 COMPACT = (2, 4, 8)  # with at most this part of its slots running on each device, only that part is computed; and single requests alone
 PIECE = {"cpu": 256}  # tokens of a piece, 512 elsewhere: on a CPU about what a chunk of 32 rows takes
 
@@ -75,14 +78,13 @@ class Scheduler:
         self.first_model = self.store.join(self, len(models))
         self.parts, self.page, self.pools = self.store.parts, self.store.page, self.store.pools
         self.room = bucket(self.store.longest)  # pages of a request
-        self.rules: dict[int, int] = {}  # id of a rule -> its first state
-        self._rules: list[StopRule] = []
-        self._table: Rules | None = None
+        self.drafter = Drafter(sizes.draft_tokens) if sizes.draft_tokens else None
         self.shapes: set[tuple] = set()
         self.stats = collections.Counter()
         weights = sum(x.size for x in jax.tree.leaves(next(iter(models.values()))))
         small = SMALL.get(self.store.platform, 1e12) > 2 * PROGRAM_TOKENS * weights
         self.few = small and not sizes.batch_invariant  # shapes of programs: what an empty place costs is less than another program
+        self.rules = RuleTable(config.vocab_size, sizes.rule_states, 16 if self.few else 4)
         self.between = sizes.piece or (PIECE.get(self.store.platform, 512) if not small else 512)  # tokens of prompts between two chunks
         self.piece = self.page if sizes.batch_invariant else self.between  # tokens of a prompt in one program, at most
         # tokens before a piece that cost about what the weights do, in multiplications
@@ -120,7 +122,8 @@ class Scheduler:
 
     def release(self) -> None:
         """Gives up what it has on the devices; nothing can be asked of it any more."""
-        self.store.pages, self.weights.params, self._table = [], None, None
+        self.store.pages, self.weights.params = [], None
+        self.rules.clear()
 
     @property
     def cache_bytes(self) -> int:
@@ -141,32 +144,6 @@ class Scheduler:
             held = f"this engine holds {sizes.rule_states} (EngineConfig.rule_states)"
             raise RequestError(f"request refused: its stop rule has {len(rule.ends)} states; {held}")
         return rule
-
-    def _rule(self, rule: StopRule) -> int | None:
-        """First state of the rule in the common table; None when there is no room before all slots are empty."""
-        if id(rule) not in self.rules:
-            states = sum(len(r.ends) for r in self._rules)
-            if states + len(rule.ends) > self.sizes.rule_states or len(self._rules) == MOST_RULES:
-                if self.busy:
-                    return None
-                self.rules, self._rules, states = {}, [], 0
-            self.rules[id(rule)] = states
-            self._rules.append(rule)  # which also keeps its id from being used again
-            self._table = None
-        return self.rules[id(rule)]
-
-    def _tables(self) -> Rules:
-        if self._table is None:
-            starts = [self.rules[id(r)] for r in self._rules]
-            states = sum(len(r.ends) for r in self._rules)
-            room, columns = bucket(states, 16 if self.few else 4, 4), bucket(max(r.table.shape[1] for r in self._rules), 16, 4)
-            table, ends, of = np.zeros((room, columns), np.int32), np.zeros(room, bool), np.zeros(room, np.int32)
-            classes = np.zeros((bucket(len(self._rules), 1, 4), self.config.vocab_size), np.int32)
-            for number, (start, rule) in enumerate(zip(starts, self._rules, strict=True)):
-                own = slice(start, start + len(rule.ends))
-                table[own, : rule.table.shape[1]], ends[own], of[own], classes[number] = rule.table + start, rule.ends, number, rule.classes
-            self._table = Rules(*map(jnp.asarray, (table, ends, of, classes)))
-        return self._table
 
     @property
     def busy(self) -> bool:
@@ -252,10 +229,11 @@ class Scheduler:
     def _allocate_pages(self) -> None:
         """Pages for the next chunk, the oldest first. Where they do not suffice the youngest are paused: their pages are given away as they
         are needed, and what is lost is computed again."""
+        most = max(self.sizes.decode_steps, self.sizes.draft_tokens + 1)
         for sequence in sorted(self.running, key=lambda t: t.number):
             pool = self.pools[sequence.part]
             while sequence.nodes and (
-                need := -(-min(sequence.cached + self.sizes.decode_steps, sequence.longest) // self.page) - len(sequence.nodes)) > 0:
+                need := -(-min(sequence.cached + most, sequence.longest) // self.page) - len(sequence.nodes)) > 0:
                 if pool.available >= need:
                     sequence.nodes += [pool.take() for _ in range(need)]
                 else:
@@ -286,7 +264,7 @@ class Scheduler:
         while self.waiting and len(self.prefilling) < most * self.parts and len(later) < 4 * most:
             sequence = self.waiting.popleft()
             other_program = self.sizes.batch_invariant and drawn_otherwise(sequence, (*self.prefilling, *self.running))
-            full = self._rule(sequence.rule) is None or other_program
+            full = self.rules.add(sequence.rule, self.busy) is None or other_program
             if full or self._waits_for_shared_prefix(sequence):
                 later.append(sequence)
                 if full:
@@ -336,39 +314,27 @@ class Scheduler:
 
     def _run_admission(self) -> bool:
         """The next piece of the oldest that enter, as many as belong into one program. Whether it was the last of all of them."""
-        sizes, page = self.sizes, self.page
+        sizes = self.sizes
         same, reuses, length = self._same_shape_batch()
         few, many = together(sizes, sizes.max_num_seqs // self.parts, length, max(2 * self.between, PROGRAM_TOKENS), self.few)
         parts = [[t for t in same if t.part == part][:many] for part in range(self.parts)]
         most = max(map(len, parts))
         b = 1 if most == 1 and not sizes.batch_invariant and not self.few else few if most <= few else many
         rows = [(part * b + i, t) for part, some in enumerate(parts) for i, t in enumerate(some)]
-        n, width = self.parts * b, touched(page, length)
-        tokens, beginning, target = (np.zeros((n, size), np.int32) for size in (length, self.room, width))
-        new, kept, base = np.zeros((3, n), np.int32)
-        new[:], target[:] = 1, self.pools[0].pages
-        for i, sequence in rows:
-            count = next_piece(sequence, self.piece, self.far)
-            tokens[i, :count], new[i], kept[i] = sequence.ids[sequence.cached : sequence.cached + count], count, sequence.cached
-            at = sequence.cached // page
-            read = [node.page for node in sequence.nodes[: -(-sequence.cached // page)]]
-            if sequence.source is not None:
-                read[at] = sequence.source.page
-            beginning[i, : len(read)], base[i] = read, read[at] if len(read) > at else 0
-            for k in range(max(at, sequence.shared), -(-(sequence.cached + count) // page)):  # shared pages are full already
-                target[i, k - at] = sequence.nodes[k].page
-        rules, (truncates, kept_width) = self._tables(), truncation([t.request.settings for _, t in rows])
-        of_parts = (x.reshape(self.parts, b, *x.shape[1:]) for x in (beginning, kept, base, target))
-        a = Admission(tokens, new, *of_parts, sampling_metadata(n, rows, self.rules, self.names))
+        n = self.parts * b
+        counts = [next_piece(t, self.piece, self.far) for _, t in rows]
+        given = [(i, t, t.ids[t.cached : t.cached + count]) for (i, t), count in zip(rows, counts, strict=True)]
+        rules, (truncates, kept_width) = self.rules.arrays(), truncation([t.request.settings for _, t in rows])
+        a = Admission(*new_tokens(given, (n, length), self.store), sampling_metadata(n, rows, self.rules.starts, self.names))
         with self._program("admit", n, length, not reuses, truncates, kept_width, rules.table.shape, len(rules.classes)):
             done = self._run(admit, a, rules, entered_layout(n, kept_width), fresh=not reuses, truncates=truncates, width=kept_width)
         state, alive = done.state.tolist(), done.alive.tolist()
         self.stats["admit_programs"] += 1
-        self.stats["computed_tokens"] += int(sum(new[i] for i, _ in rows))
+        self.stats["computed_tokens"] += sum(counts)
         whole = True
-        for i, sequence in rows:
+        for (i, sequence), count in zip(rows, counts, strict=True):
             self._copied(sequence)
-            self._grown(sequence, int(new[i]))
+            self._grown(sequence, count)
             if sequence.cached < sequence.size:
                 whole = False
                 continue
@@ -381,9 +347,11 @@ class Scheduler:
         """Takes over what a program drew for a request and that it computed `cached` tokens, and answers the request if it has ended."""
         self.stats["sampled_tokens"] += len(sequence.add(drawn, at))
         self._grown(sequence, cached)
-        sequence.state = int(state) - self.rules[id(sequence.rule)]
+        sequence.state = int(state) - self.rules.starts[id(sequence.rule)]
         if not alive:
             self._leave(sequence)
+            if self.drafter is not None:
+                self.drafter.leave(sequence)
             sequence.answer("stop" if sequence.rule.ends[sequence.state] else "length")
 
     # ------------------------------------------------------------------------------------------------ decoding
@@ -402,30 +370,57 @@ class Scheduler:
         for sequence in self.running:
             rows.append((places[sequence.part], sequence))
             places[sequence.part] += 1
+        self._record_peak()
+        drafts = self.drafter.drafts(self.running) if self.drafter is not None else {}
+        columns = self.drafter.choose(len(rows), s, drafts) if drafts else 1
+        began, compiled = time.perf_counter(), self.stats["compilations"]
+        steps = self._decode(rows, s, drafts) if columns == 1 else self._verify(rows, s, columns, drafts)
+        if self.drafter is not None and self.stats["compilations"] == compiled:
+            self.drafter.measure(s, columns, (time.perf_counter() - began) / steps)
+
+    def _decode(self, rows: list[tuple[int, SequenceState]], s: int, drafts: Mapping[SequenceState, Draft]) -> int:
+        """A chunk of `rows`, of which a part has s. The drafts are not verified, only compared with what is drawn. Returns its steps."""
         n, chunk = self.parts * s, self.sizes.decode_steps
-        token, length, alive = np.zeros(n, np.int32), np.zeros(n, np.int32), np.zeros(n, bool)
-        target = np.full((n, touched(self.page, chunk)), self.pools[0].pages, np.int32)
-        for i, sequence in rows:
-            token[i], length[i], alive[i] = sequence.ids[sequence.size - 1], sequence.cached, True
-            write = [node.page for node in sequence.nodes[sequence.cached // self.page :]][: target.shape[1]]
-            target[i, : len(write)] = write
         own_pages, of = self.sizes.batch_invariant, (rows, s, self.parts)
         lists = page_table(*of, self.room) if own_pages else page_lists(*of, self.page, self.config.windowed)
-        rules, (truncates, width) = self._tables(), truncation([t.request.settings for t in self.running])
-        given = Row(token, length, alive, target.reshape(self.parts, s, -1), sampling_metadata(n, rows, self.rules, self.names))
-        self._record_peak()
+        rules, (truncates, width) = self.rules.arrays(), truncation([t.request.settings for _, t in rows])
+        given = Row(*last_tokens(rows, n, chunk, self.store), sampling_metadata(n, rows, self.rules.starts, self.names))
         entries, shape = [x.page.shape[1] for x in lists if not own_pages], (*rules.table.shape, len(rules.classes))
         with self._program("decode", chunk, n, *entries, truncates, width, shape):
             done = self._run(decode, (given, lists), rules, decoded_layout(chunk, n, width), chunk=chunk, truncates=truncates, width=width)
+        return self._decoded(rows, done, drafts)
+
+    def _verify(self, rows: list[tuple[int, SequenceState]], s: int, columns: int, drafts: Mapping[SequenceState, Draft]) -> int:
+        """A step of `rows` with up to `columns` - 1 tokens of each one's draft. Returns 1."""
+        n, nothing = self.parts * s, Draft(np.zeros(0, np.int32), 0)
+        used = {t: dataclasses.replace(draft, tokens=draft.tokens[: columns - 1]) for t, draft in drafts.items()}
+        given = [(i, t, np.concatenate([t.last_token, used.get(t, nothing).tokens])) for i, t in rows]
+        rules, (truncates, width) = self.rules.arrays(), truncation([t.request.settings for _, t in rows])
+        a = Admission(*new_tokens(given, (n, columns), self.store), sampling_metadata(n, rows, self.rules.starts, self.names))
+        with self._program("verify", columns, n, truncates, width, rules.table.shape, len(rules.classes)):
+            done = self._run(verify, a, rules, decoded_layout(columns, n, width), truncates=truncates, width=width)
+        self._decoded(rows, done, used, columns)
+        extra = int(done.chunk.where[1:, [i for i, _ in rows]].sum())
+        drafted = sum(len(draft.tokens) for draft in used.values())
+        self.stats.update(draft_steps=1, drafted_tokens=drafted, accepted_tokens=extra, saved_steps=extra / len(rows))
+        return 1
+
+    def _decoded(
+        self, rows: list[tuple[int, SequenceState]], done: Decoded, drafts: Mapping[SequenceState, Draft], columns: int = 1
+    ) -> int:
+        """Takes over what a program drew in `rows`. Returns its steps, each of so many `columns`."""
         drawn, where = done.chunk
         state, alive = done.state.tolist(), done.alive.tolist()
-        steps = int(where.any(axis=1).sum())
+        steps = 1 if columns > 1 else int(where.any(axis=1).sum())
         self.stats["steps"] += steps
-        self.stats["slot_steps"] += steps * n
+        self.stats["slot_steps"] += steps * len(state)
         for i, sequence in rows:
             count = int(where[:, i].sum())
             self.stats["computed_tokens"] += count
+            if sequence in drafts:
+                self.drafter.observe(sequence, drafts[sequence], drawn.token[:count, i])
             self._took(sequence, drawn, (slice(0, count), i), count, state[i], alive[i])  # cached: all but the last one drawn
+        return steps
 
     def _run(self, program: Callable, given: Any, rules: Rules, gives: Layout, **how: Any) -> Any:
         """What a program makes of what it is given; one array goes to the devices, and one comes back. It takes over the pages."""

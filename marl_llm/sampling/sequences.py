@@ -6,12 +6,12 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from marl_llm.models import PageList, PageTable
-from marl_llm.models.pages import GROUP, block_pages, entry_pages
+from marl_llm.models.pages import GROUP, block_pages, entry_pages, touched
 from marl_llm.sampling.model_runner import SEEDS, SamplingMetadata
 from marl_llm.sampling.pool import Node
 from marl_llm.sampling.requests import Completion, Request, SamplingParams
@@ -43,6 +43,7 @@ class EngineConfig:
     page: int = 0  # tokens of a page; 0: as the platform likes it, see `PAGE`
     piece: int = 0  # prompt tokens that are computed between two chunks; longer prompts enter in pieces. 0: see `PIECE`
     cache_bytes: int = 0  # of keys and values; 0: so many that all slots can hold their longest request
+    draft_tokens: int = 0  # tokens of a draft that one step verifies, at most; 0: no drafts. See `marl_llm.sampling.drafting`
     batch_invariant: bool = False  # an answer's bytes depend on nobody else; see `marl_llm.sampling.scheduler`
     block_pool: str = "own"  # "shared": models of one shape with these sizes draw pages from one pool, as large as theirs together
     weight_update: str = (
@@ -51,7 +52,7 @@ class EngineConfig:
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            least = 0 if field.name in ("page", "piece", "cache_bytes", "batch_invariant") else 1
+            least = 0 if field.name in ("page", "piece", "cache_bytes", "draft_tokens", "batch_invariant") else 1
             if field.name not in ("block_pool", "weight_update") and getattr(self, field.name) < least:
                 raise ValueError(f"EngineConfig.{field.name}={getattr(self, field.name)} must be at least {least}")
         if self.block_pool not in BLOCK_POOLS:
@@ -62,6 +63,11 @@ class EngineConfig:
             raise ValueError(
                 "EngineConfig.weight_update='in_flight' with batch_invariant=True: when parameters arrive would change an answer's bytes; "
                 "use 'blocking'"
+            )
+        if self.batch_invariant and self.draft_tokens:
+            raise ValueError(
+                f"EngineConfig.draft_tokens={self.draft_tokens} with batch_invariant=True: a step that verifies drafts rounds otherwise "
+                "than one without, and which steps do depends on others; use draft_tokens=0"
             )
         if self.batch_invariant and self.max_num_seqs & (self.max_num_seqs - 1):
             raise ValueError(
@@ -99,6 +105,11 @@ class SequenceState:
     def begun(self) -> bool:
         """Whether it has entered before: then it ends with the parameters that it began with, unless these are exchanged at once."""
         return self.ids is not None
+
+    @property
+    def last_token(self) -> np.ndarray:
+        """The token whose keys and values are computed next, `[1]`."""
+        return self.ids[self.size - 1 : self.size]
 
     @property
     def longest(self) -> int:
@@ -219,6 +230,39 @@ def sampling_metadata(n: int, rows: list[tuple[int, SequenceState]], rules: dict
         for field, value in zip(settings, (s.temperature, s.top_k or 0, s.top_p, s.min_p, s.max_kept or 0), strict=True):
             field[i] = value
     return SamplingMetadata(seeds, seed_count, count, budget, state, settings, model)
+
+
+def new_tokens(
+    rows: list[tuple[int, SequenceState, np.ndarray]], shape: tuple[int, int], store: Any
+) -> tuple[np.ndarray, ...]:
+    """The first six fields of an `Admission` of `shape` (n, L): (row, request, its new tokens) of those that are not padding. store: the
+    `PageStore` that their pages lie in."""
+    (n, length), page, parts = shape, store.page, store.parts
+    tokens, beginning, target = (np.zeros((n, size), np.int32) for size in (length, bucket(store.longest), touched(page, length)))
+    new, kept, base = np.zeros((3, n), np.int32)
+    new[:], target[:] = 1, store.pools[0].pages
+    for i, sequence, ids in rows:
+        tokens[i, : len(ids)], new[i], kept[i] = ids, len(ids), sequence.cached
+        at = sequence.cached // page
+        read = [node.page for node in sequence.nodes[: -(-sequence.cached // page)]]
+        if sequence.source is not None:
+            read[at] = sequence.source.page
+        beginning[i, : len(read)], base[i] = read, read[at] if len(read) > at else 0
+        for k in range(max(at, sequence.shared), -(-(sequence.cached + len(ids)) // page)):  # shared pages are full already
+            target[i, k - at] = sequence.nodes[k].page
+    of_parts = (x.reshape(parts, n // parts, *x.shape[1:]) for x in (beginning, kept, base, target))
+    return tokens, new, *of_parts
+
+
+def last_tokens(rows: list[tuple[int, SequenceState]], n: int, chunk: int, store: Any) -> tuple[np.ndarray, ...]:
+    """The first four fields of a `Row` of n rows that decode a chunk of so many tokens."""
+    token, length, alive = np.zeros(n, np.int32), np.zeros(n, np.int32), np.zeros(n, bool)
+    target = np.full((n, touched(store.page, chunk)), store.pools[0].pages, np.int32)
+    for i, sequence in rows:
+        token[i], length[i], alive[i] = sequence.last_token[0], sequence.cached, True
+        write = [node.page for node in sequence.nodes[sequence.cached // store.page :]][: target.shape[1]]
+        target[i, : len(write)] = write
+    return token, length, alive, target.reshape(store.parts, n // store.parts, -1)
 
 
 class _ReadPage(NamedTuple):

@@ -23,6 +23,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from marl_llm.models import ModelConfig, log_prob_gap_bound, log_probs, save_pretrained
+from marl_llm.sampling.drafting import DRAFT_COUNTS
 from marl_llm.sampling.engine import Engine, EngineError, Handle
 from marl_llm.sampling.prompt_scores import PromptScores
 from marl_llm.sampling.requests import Completion, Request, RequestError, SamplingParams
@@ -212,6 +213,10 @@ class VllmSampler:
         """See `VllmClient.stats`, under the model's name."""
         return {self.name: self._client.stats()}
 
+    def draft_counts(self) -> dict[str, float | int]:
+        """None: a server's drafts are its own."""
+        return {}
+
     def close(self) -> None:
         """Finishes what is under way and removes the parameters from the folder. The server goes on."""
         self._closed = True
@@ -253,6 +258,14 @@ class Samplers:
     def stats(self) -> dict[str, dict[str, float | int]]:
         """Of all models together."""
         return {name: found for one in self._distinct() for name, found in one.stats().items()}
+
+    def draft_counts(self) -> dict[str, float | int]:
+        """See `Engine.draft_counts`; of all together."""
+        counts = dict.fromkeys(DRAFT_COUNTS, 0)
+        for one in self._distinct():
+            for name, count in one.draft_counts().items():
+                counts[name] += count
+        return counts
 
     def close(self) -> None:
         """Closes all."""

@@ -36,7 +36,17 @@ from marl_llm.training.play_options import PlayOptions, check_play
 from marl_llm.training.recorder import hosted_figures, recorder
 from marl_llm.training.refills import RefillRound, chosen_tasks, refill_figures, signal_of, tasks_left_out
 from marl_llm.training.seats import Seat, external_player
-from marl_llm.training.served import CurrentEngine, cache_bytes, check_pool, check_served, check_tensor, engines, on_one_base, samplers
+from marl_llm.training.served import (
+    CurrentEngine,
+    cache_bytes,
+    check_drafts,
+    check_pool,
+    check_served,
+    check_tensor,
+    engines,
+    on_one_base,
+    samplers,
+)
 from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.train_state import TrainState
 from marl_llm.training.update import LearnerOptions
@@ -117,6 +127,7 @@ class HostedTeam(Team):
         self._together = on_one_base(self.learners, play.lora_serving, mesh)
         check_pool(self.learners, play.block_pool, self._together)
         check_tensor(self.learners, play.tensor)
+        check_drafts(self.learners, play.draft_tokens, play.batch_invariant)
         self._unserved: set[str] = set()  # models whose new parameters the engine has not been given
         self._given: dict[str, list[int]] = {}  # of the team's own models: the versions that the engine was given, in order
         check_play(play, recipe, mesh, coaching=coaching, refills=refills, served=remote)
@@ -176,6 +187,7 @@ class HostedTeam(Team):
             batch_invariant=o.batch_invariant,
             weight_update=o.weight_update,
             block_pool=o.block_pool,
+            draft_tokens=o.draft_tokens,
         )
 
     def _engine(self, models: Mapping[str, tuple[Learner, dict]]) -> Engine | Samplers:
@@ -264,6 +276,7 @@ class HostedTeam(Team):
         figures = hosted_figures(rollout, samples, self.headline, recipe) | late | joints | coach_figures(rollout, self.headline)
         if self._options.weight_update == "in_flight":
             figures["mixed_share"] = float(np.mean([s.call.versions is not None for s in trained])) if trained else 0.0
+        figures |= self._current.draft_figures() if self._options.draft_tokens else {}
         figures |= self._coaching.looked(figures) if self._coaching else {}
         better = corrected(rollout, samples, self._renderers()) if self.corrections else None
         return Batch(step, self.roles, tokens, table, version, figures, self._recorder(rollout, samples), better, rollout)
@@ -302,6 +315,7 @@ class HostedTeam(Team):
         samples = sample_table(rollout)
         version = np.asarray([version_of(self._given, s.call) for s in samples.trained()], np.int32)
         figures, record = refill_figures(rounds, chosen), self._recorder(rollout, samples)
+        figures |= self._current.draft_figures() if self._options.draft_tokens else {}
         left_out = tasks_left_out(rounds, chosen)
         return Batch(step, self.roles, *from_table(samples, self.budgets), version, figures, record, rollout=rollout, left_out=left_out)
 

@@ -31,15 +31,22 @@ class CurrentEngine:
     def __init__(self):
         self.engine: Engine | Samplers | None = None
         self.models = ()
+        self._drafts: Mapping[str, float | int] = {}
 
     def serve(self, models: tuple, make: Callable[[], Engine | Samplers]) -> None:
         """Another engine, once the one before has given up its memory."""
         self.close()
-        self.engine, self.models = make(), models
+        self.engine, self.models, self._drafts = make(), models, {}
 
     async def generate(self, request: Request) -> Completion:
         """See `marl_llm.sampling.Generator`."""
         return await self.engine.generate(request)
+
+    def draft_figures(self) -> dict[str, float]:
+        """Metrics of the drafts since this was asked before, or since the engine began."""
+        counts = self.engine.draft_counts()
+        figures, self._drafts = draft_figures(counts, self._drafts), counts
+        return figures
 
     def close(self) -> None:
         """Stops the engine, if there is one."""
@@ -144,6 +151,27 @@ def check_tensor(learners: Mapping[str, Learner], tensor: int | None) -> None:
             serving_mesh(mesh, tensor)
         except ValueError as error:
             raise WorkflowError(f"play.{error} (model {name!r})") from error
+
+
+def check_drafts(learners: Mapping[str, Learner], draft_tokens: int, batch_invariant: bool) -> None:
+    """Raises `WorkflowError` where no engine can verify drafts of so many tokens, or it promises bytes that drafts round otherwise."""
+    if draft_tokens and batch_invariant:
+        raise WorkflowError(
+            f"play.draft_tokens={draft_tokens}: batch_invariant promises equal bytes, and log-probs of a step with drafts are rounded "
+            "otherwise; use draft_tokens=0"
+        )
+    if draft_tokens and all(learner.spec.sampler is not None for learner in learners.values()):
+        raise WorkflowError(f"play.draft_tokens={draft_tokens} would have no effect: servers of their own draw for all models")
+
+
+def draft_figures(counts: Mapping[str, float | int], before: Mapping[str, float | int]) -> dict[str, float]:
+    """Metrics of drafts from an engine's counts, and from those of before."""
+    now = {name: float(value - before.get(name, 0)) for name, value in counts.items()}
+    share = now["accepted_tokens"] / max(now["drafted_tokens"], 1.0)
+    return {
+        "draft/drafted": now["drafted_tokens"], "draft/accepted": now["accepted_tokens"], "draft/accepted_share": share,
+        "draft/steps": now["draft_steps"], "draft/saved_steps": now["saved_steps"],
+    }  # fmt: skip
 
 
 def cache_bytes(gib: float | None, models: int, mesh: Mesh) -> int:
