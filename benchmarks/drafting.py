@@ -1,18 +1,16 @@
 """Decoding with drafts beside decoding without, on a team that quotes, one that half quotes and one that does not.
 
     taskset -c 0 nice -n 19 python -m benchmarks.drafting [--rows=1,2,4,8,16,32] [--teams=quoting,half,none] [--draft=7] [--repeats=3]
-    taskset -c 0 nice -n 19 python -m benchmarks.drafting --model=DIRECTORY --rows=1,4     # a checkpoint that is asked to repeat a text
 
-The model has the shape of `benchmarks.update` (29.4e6 parameters) and random weights but for the heads of its first layer, which are set by
-hand: they attend to what stood `TEXT` tokens before the token to come, and add its embedding to the residual stream, times a strength. So the
-model goes on by repeating the last `TEXT` tokens of its prompt, each with a probability that follows from the strength, and draws at
-temperature 1 from the whole vocabulary otherwise. A quoting team has strength 60, a half-quoting one 12, one that does not quote 0. Nothing
-tells the engine which it is.
+The model has the shape of `benchmarks.update` (29.4e6 parameters) and random weights but for the heads of its first layer, set
+by hand: they attend to what stood `TEXT` tokens before the token to come and add its embedding, times a strength, to the residual stream.
+So the model goes on by repeating the last `TEXT` tokens of its prompt, each with a probability that follows from the strength, and draws
+from the whole vocabulary otherwise, at temperature 1. `TEAMS` has the strengths. Nothing tells the engine which team it serves.
 
-Both engines live in one process and answer the same requests in turns, each turn with new prompts. Tokens a second are of CPU seconds of the
-process; `ratio` is the median over turns of with over without, `ratio_wall` the same of wall time. `acceptance` is accepted over drafted
-tokens, `steps_saved` the share of decode steps that were not needed, `equal` the responses whose ids and finish are equal to the byte, and
-`log_prob_difference` the largest. One JSON line for each number of rows.
+Both engines live in one process and answer the same requests in turns, each turn with new prompts. Tokens a second are of CPU seconds of
+the process; `ratio` is the median over turns of with over without, `ratio_wall` the same of wall time. `acceptance` is accepted over
+drafted tokens, `steps_saved` the share of decode steps that were not needed, `equal` the responses whose ids and finish are equal to the
+byte, and `log_prob_difference` the largest of those. One JSON line for each number of rows.
 """
 
 from __future__ import annotations
@@ -32,10 +30,10 @@ import numpy as np
 from benchmarks.update import VOCABULARY, bench_config
 from marl_llm.models import ModelConfig, init_params
 from marl_llm.models.rotary import frequencies
-from marl_llm.sampling import Engine, EngineConfig, Request, SamplingParams
+from marl_llm.sampling import Engine, EngineConfig, Request
 
 TEXT, PROMPT, RESPONSE, SLOTS = 96, 128, 96, 32
-TEAMS = {"quoting": 60.0, "half": 12.0, "none": 0.0}  # strength
+TEAMS = {"quoting": 20.0, "half": 12.0, "none": 0.0}  # strength
 SHARPNESS = 6.0  # of the first layer's queries and keys
 
 
@@ -73,14 +71,8 @@ def quoting_params(config: ModelConfig, key: jax.Array, strength: float, distanc
 
 def requests_of(rng: np.random.Generator, rows: int, turn: int) -> list[Request]:
     """Prompts of random tokens, a task each."""
-    return [Request(tuple(int(t) for t in rng.integers(3, VOCABULARY, PROMPT)), (turn, turn * 64 + i, 0), RESPONSE, "a") for i in range(rows)]
-
-
-def repeat_requests(directory: str, rows: int, turn: int):
-    """Chats of a checkpoint that is asked to repeat a text, and its tokenizer's stop ids; greedy."""
-    from marl_llm.text import load_text  # noqa: F401  -- filled in below
-
-    raise NotImplementedError
+    prompts = [tuple(int(t) for t in rng.integers(3, VOCABULARY, PROMPT)) for _ in range(rows)]
+    return [Request(prompt, (turn, turn * SLOTS + i), RESPONSE, "a") for i, prompt in enumerate(prompts)]
 
 
 def turn_of(engine: Engine, requests: list[Request]) -> tuple[list, float, float]:

@@ -60,6 +60,22 @@ FAULTS = {
         "a stopped slot goes on": ("alive = alive & ~rules.ends[state] & (rows.sampling", "alive = alive & (rows.sampling"),
         "a chunk draws with one key": ("(keys_of_rows, rows.sampling.count + step)", "(keys_of_rows, rows.sampling.count)"),
     },
+    (S + "model_runner.py", T + "test_drafting.py"): {
+        "a wrong draft is accepted": ("(step + 1 < a.new) & (said == token)", "(step + 1 < a.new)"),
+        "a draft is accepted one column late": ("said = jnp.roll(a.tokens.T, -1, axis=0)", "said = a.tokens.T"),
+        "an accepted run goes on behind the response's end": ("follows = counts & alive & (step", "follows = counts & (step"),
+        "the columns of a draft are drawn with one key": (
+            "count = a.sampling.count[:, None] + jnp.arange(columns)", "count = a.sampling.count[:, None] + 0 * jnp.arange(columns)"
+        ),
+        "a run is accepted beyond the budget": ("(a.sampling.count + step + 1 < a.sampling.budget), alive)", "(a.sampling.count + 1 < a.sampling.budget), alive)"),
+    },
+    (S + "drafting.py", T + "test_drafting.py"): {
+        "a draft goes on into the next response": ("tokens = tokens[: ends[0]] if len(ends) else tokens", "tokens = tokens + 0 * len(ends)"),
+        "the first of equal matches is quoted": ("return (int(places[-1]), length)", "return (int(places[0]), length)"),
+        "refused drafts are not counted": ("known.add(accepted, accepted < length)", "known.add(accepted, 0)"),
+        "responses of other tasks are quoted": ("return seed[1] if len(seed) > 1 else NO_TOKEN", "return NO_TOKEN"),
+        "rows without a draft are not counted": ("best, promise = 1, GAIN * rows / chunk", "best, promise = 1, GAIN / chunk"),
+    },
     (S + "pool.py", T + "test_pages.py"): {
         "a page is given away that has an owner": ("self.unowned.pop(node, None)\n            node.owners", "pass\n            node.owners"),
         "one token of a page is enough": ("n = n if same.all() else int(np.argmin(same))\n                if", "if"),

@@ -119,7 +119,7 @@ class RolloutSection(Section):
         choices=("blocking", "in_flight"),
     )  # fmt: skip
     draft_tokens: int = option(
-        0, "hosted play: tokens of a draft that one step verifies, where roles quote (docs/drafting.md); 0: no drafts", at_least(0)
+        0, "hosted play: tokens of a draft that one step verifies, where roles quote (docs/performance.md); 0: no drafts", at_least(0)
     )
     aborted_limit: float = option(
         0.2, "hosted play: share of aborted plays over 20 steps that stops a run",
