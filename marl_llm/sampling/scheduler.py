@@ -391,7 +391,7 @@ class Scheduler:
         return self._decoded(rows, done, drafts)
 
     def _verify(self, rows: list[tuple[int, SequenceState]], s: int, columns: int, drafts: Mapping[SequenceState, Draft]) -> int:
-        """A step of `rows` with up to `columns` - 1 tokens of each one's draft. Returns 1."""
+        """A step of `rows` with up to `columns` - 1 tokens of each one's draft. Returns 1: it is one step."""
         n, nothing = self.parts * s, Draft(np.zeros(0, np.int32), 0)
         used = {t: dataclasses.replace(draft, tokens=draft.tokens[: columns - 1]) for t, draft in drafts.items()}
         given = [(i, t, np.concatenate([t.last_token, used.get(t, nothing).tokens])) for i, t in rows]
@@ -399,11 +399,10 @@ class Scheduler:
         a = Admission(*new_tokens(given, (n, columns), self.store), sampling_metadata(n, rows, self.rules.starts, self.names))
         with self._program("verify", columns, n, truncates, width, rules.table.shape, len(rules.classes)):
             done = self._run(verify, a, rules, decoded_layout(columns, n, width), truncates=truncates, width=width)
-        self._decoded(rows, done, used, columns)
         extra = int(done.chunk.where[1:, [i for i, _ in rows]].sum())
         drafted = sum(len(draft.tokens) for draft in used.values())
         self.stats.update(draft_steps=1, drafted_tokens=drafted, accepted_tokens=extra, saved_steps=extra / len(rows))
-        return 1
+        return self._decoded(rows, done, used, columns)
 
     def _decoded(
         self, rows: list[tuple[int, SequenceState]], done: Decoded, drafts: Mapping[SequenceState, Draft], columns: int = 1

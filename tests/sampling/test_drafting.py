@@ -15,7 +15,7 @@ from marl_llm.sampling import Engine, EngineConfig, Request, SamplingParams, sto
 from marl_llm.sampling.drafting import NO_TOKEN, Draft, Drafter, copied, expected_tokens, longest_match
 from marl_llm.sampling.sequences import SequenceState
 
-K = 4
+K = 3  # one program verifies
 DRAFTS = dataclasses.replace(SIZES, draft_tokens=K)
 GREEDY = SamplingParams(0.0)
 
@@ -124,7 +124,7 @@ def test_a_response_ends_within_an_accepted_run(engine, params, always, monkeypa
     open_end = [Request((*range(60, 70 + i),), (5, i), 16, "a", GREEDY) for i in range(3)]
     texts = [want[0] for want in plain({"a": params}, open_end)]
     first = {text.tolist().index(token) for text in texts[:1] for token in text[6:7]}
-    string = next(bytes([t]).decode() for t in texts[1][3:] if t < 128)
+    string = next(s for t in texts[1][3:] if (s := TOKENIZER.decode([int(t)])).isascii() and s)
     requests = [
         dataclasses.replace(open_end[0], stop_ids=(int(texts[0][6]),)),
         dataclasses.replace(open_end[1], stop_strings=(string,)),
@@ -153,32 +153,32 @@ def test_a_small_pool_pauses_requests_with_drafts_and_changes_no_answer(params, 
     assert stats["accepted_tokens"] > 24
 
 
-def test_each_row_of_drafts_reads_its_own_models_adapters(always):
+def test_each_row_of_drafts_reads_its_own_models_adapters(always, monkeypatch):
     base = jax.tree.map(lambda x: x * 2.0, init_params(test_adapters.CONFIG, jax.random.key(0)))
     tuned, asked = {"a": test_adapters.adapters(1), "b": test_adapters.adapters(2)}, test_adapters.requests(24)
-    with test_adapters.together(base, tuned) as without:
-        wanted = without.generate_all(asked)
     with test_adapters.together(base, tuned, dataclasses.replace(test_adapters.SIZES, draft_tokens=K)) as one:
-        one.generate_all(asked)
+        with monkeypatch.context() as never:
+            never.setattr(Drafter, "choose", lambda *_: 1)
+            wanted = one.generate_all(asked)
         test_adapters.same(one.generate_all(asked), wanted)
         assert one.stats()["a"]["accepted_tokens"] > 24
         assert one.draft_counts()["accepted_tokens"] == one.stats()["b"]["accepted_tokens"]  # they have one count
 
 
 # ---------------------------------------------------------------------------------------------------- when drafts are verified
-def test_a_stream_that_quotes_nothing_verifies_nothing_and_one_that_does_soon_begins(params, monkeypatch):
+def test_a_stream_that_quotes_nothing_verifies_nothing_and_one_that_does_soon_begins(engine, params, monkeypatch):
     def measure(self, places, columns, seconds):
         self._seconds[places, columns] = 1.0 if columns == 1 else 1.2
 
     monkeypatch.setattr(Drafter, "measure", measure)
     rng = np.random.default_rng(0)
     new = [Request(test_pages.ids(rng, 20), (8, i), 16, "a") for i in range(16)]
-    with start(params) as fresh:
-        _, stats = serve(fresh, new)
-        assert stats.get("draft_steps", 0) == 0
-        answers, stats = serve(fresh, new)  # the very same: each response stands in what was said of its task
-        assert stats["accepted_tokens"] > 0.5 * 16 * 8
-        assert 0 < stats["saved_steps"] <= stats["accepted_tokens"]
+    engine._schedulers["a"].drafter = Drafter(K)
+    _, stats = serve(engine, new)
+    assert stats["draft_steps"] == 0
+    answers, stats = serve(engine, new)  # the very same: each response stands in what was said of its task
+    assert stats["accepted_tokens"] > 0.4 * 16 * 16
+    assert 0 < stats["saved_steps"] <= stats["accepted_tokens"]
     for got, want in zip(answers, plain({"a": params}, new), strict=True):
         assert_same(got, want)
 
@@ -206,7 +206,7 @@ def test_drafts_are_verified_where_they_promise_more_tokens_a_second():
     assert choices[-1] > 1  # it is tried again at times: what was measured once may have been somebody else's load
     for _ in range(20):
         drafter.observe(sequence, draft, np.arange(1, 9))
-    assert drafter.rate(sequence, draft) < 0.1
+    assert drafter.rate(sequence, draft) < 0.3
     assert drafter.choose(1, 1, {sequence: draft}) == 1
 
 
