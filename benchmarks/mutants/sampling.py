@@ -86,6 +86,7 @@ FAULTS = {
         "what a page does not hold yet is read": (
             "_ReadPage(page, more, sequence.cached - more)", "_ReadPage(page, size, sequence.cached - more)"
         ),
+        "the page to copy from is another": ("read[at] = sequence.source.page", "pass"),
         "the last tokens are left out": ("if more := sequence.cached % size:", "if (more := sequence.cached % size) < 0:"),
         "another row reads the shared page": ("readers[sequence.part].setdefault(page, []).append(row)", "readers[sequence.part].setdefault(page, []).append(max(row - 1, 0))"),
     },
@@ -98,7 +99,6 @@ FAULTS = {
         "who has begun goes on with new parameters": (
             "deque(t for t in self.waiting if t.begun)", "deque(t for t in self.waiting)"
         ),
-        "the page to copy from is another": ("read[at] = sequence.source.page", "pass"),
     },
     (S + "pool.py", T + "test_swap.py"): {
         "pages of two versions are found": ("if not len(tokens) or not node.findable:", "if not len(tokens):"),
