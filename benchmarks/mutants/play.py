@@ -41,6 +41,12 @@ FAULTS = {
         "models off the schedule are trained": ("table.where[:] &= trains[table.agent]", "table.where[:] &= True"),
         "a half success is one": ("float(outcome >= 1.0)", "float(outcome >= 0.5)"),
     },
+    (E + "elo.py", "tests/evaluation/test_elo.py"): {
+        "a draw is a whole win": ("return wins + draws / 2", "return wins + draws"),
+        "the prior pulls up": ("prior * (1 - 2 * alone)", "prior * (1 - alone)"),
+        "intervals are of ratings that nothing anchors": ("centred @ np.linalg.pinv(information) @ centred", "np.linalg.pinv(information)"),
+        "who is always beaten has no chance": ("else np.full(rates.size, 1 / rates.size)", "else weights"),
+    },
     (E + "intervals.py", "tests/evaluation/test_intervals.py"): {
         "Wilson's centre is the rate": ("centre = (p + z * z / (2 * n)) / (1 + z * z / n)", "centre = p"),
         "the spread over seeds is the population's": ("/ (n - 1) / n)", "/ n / n)"),
