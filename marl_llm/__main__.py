@@ -18,6 +18,7 @@ COMMANDS = {
     "train": ("marl_llm.cli.train", "train a config"),
     "attach": ("marl_llm.cli.attach", "train the models of your own program"),
     "evaluate": ("marl_llm.cli.evaluate", "evaluate a checkpoint of a run"),
+    "league": ("marl_llm.cli.league", "play checkpoints against or with each other: cross-play and Elo"),
     "compare": ("marl_llm.cli.compare", "train a config with a few keys changed"),
     "sweep": ("marl_llm.cli.sweep", "train a config with other seeds and learning rates, all teams in one program"),
     "collect": ("marl_llm.cli.collect", "one table of many runs"),
@@ -32,7 +33,7 @@ COMMANDS = {
     "export": ("marl_llm.cli.export", "write a checkpoint in Hugging Face's form"),
 }
 # commands whose options absl reads
-_FLAGS = ("train", "evaluate", "compare", "sweep", "collect", "plan", "serve", "injections", "chat", "tiny", "model", "export")
+_FLAGS = ("train", "evaluate", "league", "compare", "sweep", "collect", "plan", "serve", "injections", "chat", "tiny", "model", "export")
 
 _POSITIONAL = ("collect", "model")  # of these, those that take arguments without --
 _CONFIG = ("train", "compare", "sweep", "plan")  # of these, those whose config may stand in front

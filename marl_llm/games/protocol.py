@@ -124,6 +124,14 @@ class Game(Protocol):
         """A scripted noisy player's response, for the supervised warm-up and, with `random_player`, a random one."""
 
 
+@runtime_checkable
+class Competitive(Protocol):
+    """What a game has beside `Game` where its seats win and lose; without it all seats share the `outcome`."""
+
+    def result(self, state: State, role: str) -> Float[Array, ""]:
+        """Of the last state, for a seat: above 0 it won, 0 is a draw, below 0 it lost."""
+
+
 def role_of(game: Game, name: str) -> GameRole:
     """The role of that name. Raises `KeyError` listing the game's roles."""
     for role in game.roles:

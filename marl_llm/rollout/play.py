@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from marl_llm.games import Game, Prompt, speaking_order
+from marl_llm.games import Competitive, Game, Prompt, speaking_order
 from marl_llm.rollout.table import CompiledRollout, Episodes, Table
 from marl_llm.sampling import Responses, identity_key, random_pick
 
@@ -77,6 +77,13 @@ def _split(environments: int, plays: int, x: Array) -> Array:
 
 def _act_of(game: Game, role: str) -> Callable:
     return lambda state, tokens, where: game.act(state, role, tokens, where)
+
+
+def results_of(game: Game, state, shape: tuple[int, int]) -> dict[str, Float[Array, "E B"]] | None:
+    """Role -> what its seat won, of the last states; None of a game whose seats share one outcome."""
+    if not isinstance(game, Competitive):
+        return None
+    return {role.name: jax.vmap(lambda s, role=role: game.result(s, role.name))(state).reshape(shape) for role in game.roles}
 
 
 def play(
@@ -152,7 +159,6 @@ def play(
     start = (state, jnp.zeros((e * b,), jnp.int32))
     (state, turns), (records, states) = jax.lax.scan(turn, start, jnp.arange(game.max_turns))
     split = functools.partial(_split, e, b)
-    episodes = Episodes(
-        *(x.reshape(e, b) for x in (jax.vmap(game.outcome)(state), turns, jax.vmap(game.done)(state), ~valid))
-    )
+    columns = (jax.vmap(game.outcome)(state), turns, jax.vmap(game.done)(state), ~valid)
+    episodes = Episodes(*(x.reshape(e, b) for x in columns), results_of(game, state, (e, b)))
     return CompiledRollout(jax.tree.map(split, records), episodes, jax.tree.map(split, states))

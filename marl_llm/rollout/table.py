@@ -44,6 +44,7 @@ class Episodes(NamedTuple):
     turns: Int[Array, "E B"]  # turns begun
     done: Bool[Array, "E B"]  # over before the horizon
     aborted: Bool[Array, "E B"]  # could not be played; counts for nothing
+    results: dict[str, Float[Array, "E B"]] | None = None  # role -> what its seat won, in a game that is `Competitive`
 
 
 class CompiledRollout(NamedTuple):

@@ -185,7 +185,7 @@ def build_team(plan: Plan, config, mesh, coached: bool = True, teachers: dict | 
     every model has all devices: only to be measured. `teachers`: where `find_teachers` has looked them up already."""
     from marl_llm.runs.coaching import make_coaching
     from marl_llm.runs.own_options import learner_options, own_learners
-    from marl_llm.training import PlayOptions, make_team
+    from marl_llm.training import LeagueOptions, PlayOptions, make_team
 
     platform = mesh.devices.flat[0].platform
     specs = model_specs(plan, config, mesh, served=coached)
@@ -208,6 +208,7 @@ def build_team(plan: Plan, config, mesh, coached: bool = True, teachers: dict | 
         hosted=config.hosted,
         text=plan.text,
         coaching=make_coaching(config, plan) if coached else None,
+        league=LeagueOptions.of(config.league),
     )
 
 

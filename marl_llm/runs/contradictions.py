@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def check_whole(config: config_dict.ConfigDict, plan: Plan) -> None:
     """Raises `ConfigError` for values that cannot stand together, and for options that would have no effect."""
-    play = (_check_play, _check_program, _check_asynchrony, _check_refills, _check_servers, _check_sampling)
+    play = (_check_play, _check_program, _check_asynchrony, _check_refills, _check_league, _check_servers, _check_sampling)
     for check in (*play, _check_critic, _check_teachers, _check_sizes, _check_start, _check_models):
         check(config, plan)
 
@@ -105,6 +105,18 @@ def _check_refills(config: config_dict.ConfigDict, plan: Plan) -> None:
     beside = dict(max_staleness=rollout.max_staleness, oversample=rollout.oversample, coached=bool(config.coach.kind))
     why = refill_conflict(rollout.refills, plan.recipe, permuted=config.control.permute_rewards, **beside)
     _refuse_first((why, f"rollout.{why}"))
+
+
+def _check_league(config: config_dict.ConfigDict, plan: Plan) -> None:
+    """Past selves, beside what does not know them."""
+    if not config.league.keep:
+        return
+    from marl_llm.training.league import LeagueOptions, league_conflict  # takes a second to import
+
+    rollout, league = config.rollout, LeagueOptions.of(config.league)
+    beside = dict(roles=len(plan.assignment.roles), tasks=rollout.tasks, hosted=plan.hosted, refills=rollout.refills)
+    why = league_conflict(league, **beside)
+    _refuse_first((why, f"league.{why}"))
 
 
 def _check_servers(config: config_dict.ConfigDict, plan: Plan) -> None:

@@ -19,6 +19,7 @@ from marl_llm.runs.building import begins_elsewhere, params_of, restored
 from marl_llm.runs.continuing import Stopwatch, continued, goes_on
 from marl_llm.runs.measuring import (
     Alarms,
+    LeagueWatch,
     SignalWatch,
     AbortedWatch,
     check_finite,
@@ -76,6 +77,7 @@ class Watches:
     coach: Any
     aborted: AbortedWatch
     signal: SignalWatch
+    league: LeagueWatch
     alarms: Alarms
     programs: Any
     compilations: Any
@@ -166,6 +168,7 @@ def make_watches(run: TrainingRun, compilations: Any) -> Watches:
         CoachWatch(note),
         AbortedWatch(run.config.rollout.aborted_limit),
         signal_watch(plan, note),
+        LeagueWatch(note),
         Alarms(run.state["silent"], note),
         ProgramWatch(note),
         compilations,
@@ -224,6 +227,7 @@ def train_step(run: TrainingRun, watches: Watches, step: int) -> tuple[dict, Any
     rates, critic_rates = learning_rates(config, team.trained, step, run.state["decay_steps"])
     batch = run.files.looked_at(play_step(run, watches, step))
     watches.signal.look(step + 1, batch)
+    watches.league.look(step + 1, batch.figures)
     played = time.perf_counter()
     updates = team.learn(batch, rates, critic_rates)
     coach_figures = watches.coach.look_at_drift(step + 1, team.train_coach(batch))

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 ABORTED_STEPS = 20  # steps whose aborted plays are counted together
 SILENT_ALARM = 50  # steps without any gradient for a model (law 8)
+RATING_FALL = 100  # Elo points below the best: odds of 1.8 to 1
+LITTLE_ENTROPY = 0.02  # nats per token
 NO_SIGNAL = 64  # samples that all earned the same, before a run of checkpoints ends
 SHOWN = 160  # characters of a response
 WHOLE = ("random", "before", "after", "swapped")  # tables of seats of a page; all others are under "pairs"
@@ -48,6 +50,34 @@ class Alarms:
         gap, bound = figures["log_prob_gap"], figures["log_prob_gap_bound"]
         if not figures.get("staleness") and not gap <= bound:  # so that NaN alarms too; other parameters than those sampled from do differ
             self._say(f"ALARM step {step}: model {model}, sampler and scorer differ by {gap:.1e} nats (bound {bound:.0e}, law 2)")
+
+
+class LeagueWatch:
+    """Tells when a team in a league collapses: its rating falls, or it hardly varies and yet loses to a past self.
+
+    Args:
+      say: where a line goes. Each kind of collapse is told when it begins, and again when it has passed in between.
+    """
+
+    def __init__(self, say: Callable[[str], None]):
+        self._say = say
+        self._told: set[str] = set()
+
+    def look(self, step: int, figures: Mapping[str, float]) -> None:
+        """Looks at a step's figures; those of a run without a league say nothing."""
+        if "league/selves" not in figures:
+            return
+        entropies = [value for name, value in figures.items() if name.startswith("role/") and name.endswith("/entropy")]
+        entropy, worst, fall = sum(entropies) / len(entropies), figures["league/worst"], figures.get("league/rating_fall", 0.0)
+        lines = {
+            "rating": (fall > RATING_FALL, f"its rating fell {fall:.0f} Elo points below its best"),
+            "entropy": (entropy < LITTLE_ENTROPY and worst < 0.5,
+                        f"its responses hardly vary ({entropy:.3f} nats per token), and a past self beats it ({worst:.2f})"),
+        }  # fmt: skip
+        for kind, (broken, line) in lines.items():
+            if broken and kind not in self._told:
+                self._say(f"ALARM step {step}: the team collapses in its league: {line}")
+            (self._told.add if broken else self._told.discard)(kind)
 
 
 class SignalWatch:

@@ -261,6 +261,28 @@ class CheckpointSection(Section):
 
 
 @dataclasses.dataclass(frozen=True)
+class LeagueSection(Section):
+    """Past selves that a team trains against, or with (docs/two_agents.md); for value-state games that are played compiled."""
+
+    key: ClassVar[str] = "league"
+    keep: int = option(0, "past selves that stay, each as large as what trains, in memory and in checkpoints; 0: no league", at_least(0))
+    every: int = option(20, "steps between two of them; the start is the first", at_least(1))
+    matches: int = option(4, "of a step, each with an equal part of its tasks", at_least(1))
+    share: float = option(
+        0.5, "chance that a match is played with a past self", Bound(lambda value: 0 < value <= 1, "be above 0, and at most 1")
+    )
+    priority: str = option(
+        "hard", 'who is met most: "hard" (seldom beaten), "even" (beaten half of the time) or "uniform"',
+        choices=("hard", "even", "uniform"),
+    )  # fmt: skip
+
+    def contradiction(self) -> str:
+        """Options of a league without any self."""
+        idle = next(iter(self.changed(dataclasses.asdict(self), ("keep",))), "") if not self.keep else ""
+        return f"{idle} would have no effect: config.league.keep is 0" if idle else ""
+
+
+@dataclasses.dataclass(frozen=True)
 class ControlSection(Section):
     """Controls of experiments."""
 
@@ -345,7 +367,7 @@ class CoachSection(Section):
 
 SECTIONS = (
     RunSection, ModelSection, RolloutSection, OptimizerSection, SftSection, EvaluationSection, CheckpointSection, CoachSection,
-    ToolsSection, ControlSection, MeshSection,
+    ToolsSection, LeagueSection, ControlSection, MeshSection,
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from marl_llm.training.batch import Batch
 from marl_llm.training.checkpoints import CheckpointError, Checkpoints
 from marl_llm.training.compiled import CompiledTeam, warm_and_data_keys
 from marl_llm.training.hosted import HostedTeam
+from marl_llm.training.league import LeagueOptions, league_conflict
 from marl_llm.training.learner import Learner, ModelSpec, with_value_head
 from marl_llm.training.mesh import compile_quickly, make_mesh, over_data, use_cpu_devices
 from marl_llm.training.packing import PackingError, Tokens, TokenSample, pack
@@ -58,6 +59,7 @@ def make_team(
     hosted: bool = False,
     text: TextBudget | None = None,
     coaching: Coaching | None = None,
+    league: LeagueOptions | None = None,
 ) -> Team:
     """The team of a game, see `Team`: a `CompiledTeam` for a value-state game, a `HostedTeam` for a workflow's `Environment`, an
     `AttachedTeam` for a program's.
@@ -70,17 +72,22 @@ def make_team(
       hosted: play a value-state game through a controller and an engine; the same seed gives the same samples (law 13).
       text: hosted in ordinary text, for chat models; see `marl_llm.games.hosted`.
       coaching: who scores every action of a workflow; see `marl_llm.coaching`.
+      league: how a team that plays compiled meets its past selves, if it does; see `marl_llm.training.league`.
     """
     common = dict(parts=parts, seed=seed, permute_rewards=permute_rewards, refills=refills)
     if options.recipe.returns == "counterfactual" and (hosted or isinstance(game, Environment)):
         raise WorkflowError("recipe.returns='counterfactual' replays compiled play only: play a value-state game compiled (hosted=False)")
+    hosts = hosted or isinstance(game, Environment)
+    if league is not None and (why := league_conflict(league, roles=2, hosted=hosts)):
+        raise WorkflowError(f"league.{why}")
     if isinstance(game, Environment):
         kind = HostedTeam if game.program is None else AttachedTeam
         return kind(game, assignment, models, options, mesh, play=play, coaching=coaching, **common)
     if coaching is not None:
         raise WorkflowError("coaching: the game is no workflow, and its rewards are its own; coach an Environment")
     if not hosted:
-        return CompiledTeam(game, assignment, models, options, mesh, evaluation_seed=evaluation_seed, script=script, **common)
+        own = dict(evaluation_seed=evaluation_seed, script=script, league=league)
+        return CompiledTeam(game, assignment, models, options, mesh, **own, **common)
     _, data_key = warm_and_data_keys(seed)
     tree = options.recipe.sampling == "tree"
     environment = host(game, data_key, evaluation_key=jax.random.key(evaluation_seed), script=script, text=text, tree=tree)
@@ -89,9 +96,9 @@ def make_team(
 
 
 __all__ = [
-    "Advantages", "AttachedTeam", "Batch", "CheckpointError", "Checkpoints", "CompiledTeam", "HostedTeam", "Learner", "LearnerOptions",
-    "ModelSpec", "PackingError", "PlacementError", "PlayOptions", "TrainState", "RecordError", "RolloutError", "Seat", "Sweep", "Team",
-    "TokenSample",
+    "Advantages", "AttachedTeam", "Batch", "CheckpointError", "Checkpoints", "CompiledTeam", "HostedTeam", "Learner", "LeagueOptions",
+    "LearnerOptions", "ModelSpec", "PackingError", "PlacementError", "PlayOptions", "TrainState", "RecordError", "RolloutError", "Seat",
+    "Sweep", "Team", "TokenSample",
     "Tokens", "Trained", "Update", "compute_advantages", "compile_quickly", "decayed", "fresh_train_state", "linear_decay", "make_sft",
     "make_mesh", "make_optimizer", "make_train_state", "make_rollout", "make_team", "make_token_kl", "over_data", "pack", "parse_seat",
     "parse_seats", "parts_of", "read_recorded", "sampling_of", "split_evenly", "apply_gradient", "summarise", "use_cpu_devices",

@@ -5,29 +5,32 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from marl_llm.algorithms import Samples
 from marl_llm.evaluation import Evaluation, Outcome, episode
-from marl_llm.games import Game, speaking_order, split_index
+from marl_llm.games import Competitive, Game, speaking_order, split_index
 from marl_llm.models import SAMPLE, param_shardings
 from marl_llm.rollout import Player, model_player, scripted_player
 from marl_llm.sampling import SamplingParams
 from marl_llm.training.batch import Batch, from_pool
+from marl_llm.training.league import League, LeagueMatch, LeagueOptions, league_conflict, learning_samples
 from marl_llm.training.learner import PROGRAMS, ModelSpec
 from marl_llm.training.packing import Tokens
 from marl_llm.training.processes import fetch, put
 from marl_llm.training.refills import RefillRound, chosen_tasks, refill_figures, signal_of, tasks_left_out
-from marl_llm.training.rollouts import Played, make_choice, make_rollout, sampling_of
+from marl_llm.training.rollouts import Played, make_choice, make_join, make_rollout, sampling_of
 from marl_llm.training.seats import MODELS, Seat
 from marl_llm.training.team import EVALUATION, Team
+from marl_llm.training.train_state import TrainState
 from marl_llm.training.update import LearnerOptions
 from marl_llm.workflows import Assignment, Inside, RolloutError, WorkflowError
 
@@ -42,9 +45,11 @@ class CompiledTeam(Team):
       game: a value-state game whose functions are `jnp`.
       evaluation_seed: of the tasks of evaluations, independent of the run's seed.
       script: options of the game's scripted player.
+      league: how the team meets its past selves; see `training.league`.
 
     Raises:
-      WorkflowError: a player that is no model of this program, or that has no parameters; a game whose options may change.
+      WorkflowError: a player that is no model of this program, or that has no parameters; a game whose options may change; what cannot be
+        had beside a league.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class CompiledTeam(Team):
         permute_rewards: bool = False,
         refills: int = 0,
         script: Mapping[str, Any] | None = None,
+        league: LeagueOptions | None = None,
     ):
         common = dict(parts=parts, seed=seed, permute_rewards=permute_rewards, refills=refills)
         super().__init__(speaking_order(game), assignment, models, options, mesh, **common)
@@ -71,6 +77,10 @@ class CompiledTeam(Team):
             raise WorkflowError(f"joint='cross': compiled play pairs no responses; play {game.name} hosted")
         if type(game).__hash__ is None:
             raise WorkflowError(f"{game.name} has no hash, for its options may change: make it a frozen dataclass (frozen=True)")
+        league = league or LeagueOptions()
+        if why := league_conflict(league, roles=len(self.roles), refills=refills):
+            raise WorkflowError(f"league.{why}")
+        self.league = League(league, seed, isinstance(game, Competitive)) if league.keep else None
         self.game, self.script = game, tuple(sorted((script or {}).items()))
         self._warm_key, self._data_key = warm_and_data_keys(seed)
         self._evaluation_key = jax.random.key(evaluation_seed)
@@ -90,22 +100,36 @@ class CompiledTeam(Team):
     # ------------------------------------------------------------------------------------------------ play
     def play(self, step: int, first: int, count: int) -> Batch:
         """See `Team.play`. Raises `RolloutError` if no instance can be played."""
-        left_out = None
+        left_out, matches = None, ()
         if self.refills.limit:
             played, figures, left_out = self._refilled(step, first, count)
+        elif self.league is not None:
+            played, figures, matches = self._league_rollout(step, first, count)
         else:
             played = self._played(step, first, count)
             figures = self.figures_of(played, step)
-        return self.batch_of(played, step, figures, left_out)
+        return self.batch_of(played, step, figures, left_out, matches)
 
-    def batch_of(self, played: Played, step: int, figures: dict[str, float], left_out: tuple[int, ...] | None = None) -> Batch:
-        """The samples of a rollout that this team's parameters drew, with its figures and the tasks that are not trained on."""
+    def batch_of(
+        self,
+        played: Played,
+        step: int,
+        figures: dict[str, float],
+        left_out: tuple[int, ...] | None = None,
+        matches: Sequence[LeagueMatch] = (),
+    ) -> Batch:
+        """The samples of a rollout that this team's parameters drew, with its figures and the tasks that are not trained on.
+
+        Of a league's `matches` those of past selves are marked as not trained on.
+        """
         tokens, table = self._trained(played, step)
+        if matches:
+            table.where[:] &= learning_samples(matches, self.roles, table)
         version = np.asarray([self.learners[self.assignment.roles[role]].version for role in self.roles], np.int32)[table.agent]
 
         def record(count: int, when: str, advantages: np.ndarray | None = None) -> list[tuple[dict, dict]]:
             by_sample = {} if advantages is None else self._worth(table, tokens, advantages)
-            return self._episodes([played], count, when, step + 1, self.assignment.roles, by_sample)
+            return self._episodes([played], count, when, step + 1, lambda index: self._players(matches, index), by_sample)
 
         return Batch(step, self.roles, tokens, table, version, figures, record, left_out=left_out)
 
@@ -117,6 +141,57 @@ class CompiledTeam(Team):
         params = self._sampled_from({name: learner.params for name, learner in self.learners.items()})
         return run(params, jnp.int32(first), self._data_key, step=jnp.int32(step))
 
+    def _league_rollout(self, step: int, first: int, count: int) -> tuple[Played, dict[str, float], list[LeagueMatch]]:
+        """A step's matches as one rollout, its figures, and the matches. Raises `WorkflowError` for tasks that do not divide into them."""
+        if why := league_conflict(self.league.options, roles=len(self.roles), tasks=count):
+            raise WorkflowError(f"league.{why}")
+        self.league.keep_self(step, {name: learner.policy.params for name, learner in self.learners.items()})
+        training = self.assignment.training(step)
+        matches = self.league.matches(step, first, count, [role for role in self.roles if self.assignment.roles[role] in training])
+        parts = tuple(self._match_rollout(step, match) for match in matches)
+        played = _join(self.game, self.mesh)(parts, jnp.arange(first, first + count, dtype=jnp.int32))
+        figures = self.figures_of(played, step)
+        return played, figures | self.league.record(matches, fetch(played.rollout.episodes, self.mesh)), matches
+
+    def _match_rollout(self, step: int, match: LeagueMatch) -> Played:
+        """The rollout of one match. Its program has a model per role, so that one program plays all matches."""
+        recipe, models = self.options.recipe, self.assignment.roles
+        present = {name: learner.policy.params for name, learner in self.learners.items()}
+        past = present if match.past is None else self.league.selves[match.past].params
+        params = {role: self._in_play(name, (present if role in match.learns else past)[name]) for role, name in models.items()}
+        configs = tuple((role, self.learners[models[role]].config) for role in self.roles)
+        how = SamplingParams.to_train(recipe.temperature, recipe.top_k, recipe.top_p)
+        roles = tuple((role, role) for role in self.roles)
+        run = _training_rollout(self.game, self.mesh, match.count, roles, configs, how, tuple(sampling_of(recipe).items()))
+        return run(self._sampled_from(params), jnp.int32(match.first), self._data_key, step=jnp.int32(step))
+
+    def _players(self, matches: Sequence[LeagueMatch], index: int) -> dict[str, str]:
+        """Role -> who played it in an environment of a step: its model, or the model as it was before a step, `MODEL@STEP`."""
+        match = matches[index // matches[0].count] if matches else None
+        if match is None or match.past is None:
+            return dict(self.assignment.roles)
+        step = self.league.selves[match.past].step
+        return {role: model if role in match.learns else f"{model}@{step}" for role, model in self.assignment.roles.items()}
+
+    # ------------------------------------------------------------------------------------------------ checkpoints
+    def policies(self) -> dict[str, TrainState]:
+        """See `Team.policies`; past selves as `<model>.past<number>`, without an optimizer."""
+        if self.league is None:
+            return super().policies()
+        stored = self.league.stored({name: learner.policy.params for name, learner in self.learners.items()})
+        return super().policies() | {name: TrainState(params, optax.EmptyState()) for name, params in stored.items()}
+
+    def state(self) -> dict[str, Any]:
+        """See `Team.state`; with what came of meeting past selves."""
+        return super().state() | ({} if self.league is None else {"league": self.league.state()})
+
+    def restore(self, now: Mapping[str, TrainState], state: Mapping[str, Any]) -> None:
+        """See `Team.restore`."""
+        super().restore(now, state)
+        if self.league is not None:
+            self.league.restore(state["league"], {name: policy.params for name, policy in now.items()}, list(self.learners))
+
+    # ------------------------------------------------------------------------------------------------ samples and demonstrations
     def figures_of(self, played: Played, step: int) -> dict[str, float]:
         """Figures of a rollout by name. Raises `RolloutError` if no instance could be played."""
         figures = {name: float(x) for name, x in jax.device_get(played.summary).items()}
@@ -195,7 +270,7 @@ class CompiledTeam(Team):
         names = {role: self.assignment.roles[role] if role in seated_by_team else str(seat) for role, seat in table.items()}
 
         def record(n, when, advantages=None):
-            return self._episodes(chunks, n, when, None, names)
+            return self._episodes(chunks, n, when, None, lambda index: names)
 
         outcomes, formed = self._outcomes(chunks, tasks, first)
         seat_names = {role: str(seat) for role, seat in table.items()}
@@ -205,8 +280,11 @@ class CompiledTeam(Team):
         ended = [fetch(c.rollout.episodes, self.mesh) for c in chunks]
         ended = jax.tree.map(lambda *x: np.concatenate(x)[:tasks], *ended)
         columns = (ended.outcome.tolist(), ended.turns.tolist(), ended.aborted.tolist())
+        results = ended.results or {}
         outcomes = tuple(
-            outcome_of(first + task, play, *ending) for task, row in enumerate(zip(*columns)) for play, ending in enumerate(zip(*row))
+            outcome_of(first + task, play, *ending, {f"result_{role}": float(x[task, play]) for role, x in results.items()})
+            for task, row in enumerate(zip(*columns))
+            for play, ending in enumerate(zip(*row))
         )
         formed = {}
         for role in self.roles:
@@ -222,10 +300,10 @@ class CompiledTeam(Team):
         count: int,
         when: str,
         step: int | None,
-        players: Mapping[str, str],
+        players: Callable[[int], Mapping[str, str]],
         worth: Mapping[tuple, float] | None = None,
     ) -> list[tuple[dict, dict]]:
-        """The first `count` plays, those of one task after each other; `worth` as `_worth` gives it."""
+        """The first `count` plays, those of one task after each other; `worth` as `_worth` gives it, `players` by environment."""
         episodes, tasks = [], 0
         for played in chunks:
             environments, plays = played.rollout.episodes.aborted.shape
@@ -234,14 +312,16 @@ class CompiledTeam(Team):
                 name = (f"{when}-{step}-{index}" if when == "train" else f"{when}-{tasks + index}") + (f"/{play}" if play else "")
                 advantages = {key[2:]: x for key, x in (worth or {}).items() if key[:2] == (index, play)}
                 identity = dict(name=name, step=step, when=when, play=play, advantages=advantages)
-                episodes.append(episode(self.game, rollout, instances, index, dict(players), **identity))
+                episodes.append(episode(self.game, rollout, instances, index, dict(players(index)), **identity))
             tasks += environments
         return episodes
 
 
-def outcome_of(task: int, play: int, outcome: float, turns: int, aborted: bool) -> Outcome:
-    """How a compiled play ended: a success with the whole outcome, 1."""
-    return Outcome(task, play, float(outcome >= 1.0), float(turns), aborted, {"outcome": outcome})
+def outcome_of(
+    task: int, play: int, outcome: float, turns: int, aborted: bool, results: Mapping[str, float] | None = None
+) -> Outcome:
+    """How a compiled play ended: a success with the whole outcome, 1; `results` by name, of a game whose seats win and lose."""
+    return Outcome(task, play, float(outcome >= 1.0), float(turns), aborted, {"outcome": outcome} | dict(results or {}))
 
 
 # --- compiled functions, kept by what they are made of: teams of one game, of one shape and sampling, share them ------------------------
@@ -256,6 +336,11 @@ def _training_rollout(
         return model_player(game, dict(roles), dict(configs), params, how)
 
     return make_rollout(game, mesh, player_of, count, "rollout.tasks", **dict(sampling))
+
+
+@functools.lru_cache(PROGRAMS)
+def _join(game: Game, mesh: Mesh) -> Callable:
+    return make_join(game, mesh)
 
 
 @functools.lru_cache(PROGRAMS)

@@ -101,7 +101,7 @@ def make_rollout(game: Game, mesh: Mesh, player_of: Callable[[dict], Player], en
     """
     local = _local_rollout(game, player_of, share_of(mesh, environments, what), data_axis(mesh), options)
     by_env = P(None, "data")
-    specs = (P("data"), CompiledRollout(by_env, Episodes(*(P("data"),) * 4), by_env), P("data"))
+    specs = (P("data"), CompiledRollout(by_env, Episodes(*(P("data"),) * 5), by_env), P("data"))
     mapped = over_data(local, mesh, SAMPLE, in_specs=(P(),) * 5, out_specs=specs)
 
     def run(params, first, key, split=TRAIN, step=0):
@@ -127,6 +127,23 @@ def make_choice(game: Game, mesh: Mesh) -> Callable:
         return Played(pool, one.summary, rollout, taken(0, one.instances, two.instances))
 
     return jax.jit(choose)
+
+
+def make_join(game: Game, mesh: Mesh) -> Callable:
+    """Builds `join(parts, numbers) -> Played`, jit-compiled: rollouts one behind the other, and the figures of all of them.
+
+    `numbers` are those of all their tasks.
+    """
+    def join(parts: tuple[Played, ...], numbers: Int[Array, "E"]) -> Played:
+        def joined(axis: int, *trees):
+            return jax.tree.map(lambda *x: jnp.concatenate(x, axis), *trees)
+
+        tables, episodes, states = zip(*(part.rollout for part in parts))
+        rollout = CompiledRollout(joined(1, *tables), joined(0, *episodes), joined(1, *states))
+        pool, summary = replicated((pooled(rows_from(game, rollout.tables, numbers)), summarise(rollout)), mesh)
+        return Played(pool, summary, rollout, joined(0, *(part.instances for part in parts)))
+
+    return jax.jit(join)
 
 
 def make_team_rollouts(game: Game, mesh: Mesh, player_of: Callable[[dict], Player], environments: int, **options) -> Callable:

@@ -312,6 +312,7 @@ def check_alike(teams: Sequence[CompiledTeam]) -> None:
         "adapters or options of one model's own": bool(extra),
         "models on devices of their own": one.split,
         "tasks that are played in place of others (refills)": bool(one.refills.limit),
+        "past selves (league)": one.league is not None,
     }
     if found := [reason for reason, there in reasons.items() if there]:
         raise SweepError(f"a sweep cannot have {found[0]}: train these teams one by one")

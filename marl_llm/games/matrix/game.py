@@ -86,7 +86,7 @@ class MatrixGame:
             i, j = np.argwhere(off)[0]
             paid = f"{parts[0][i, j]:g} + {parts[1][i, j]:g}"
             raise ValueError(f"matrix: in cell ({i + 1}, {j + 1}) the parts {paid} do not sum to the utility {joint[i, j]:g}")
-        if joint.max() == joint.min():
+        if all(table.max() == table.min() for table in (joint, *parts)):
             raise ValueError(f"matrix.utility={self.utility!r}: all cells are equal, so that there is nothing to learn")
 
     @functools.cached_property
@@ -158,10 +158,17 @@ class MatrixGame:
         return jnp.all(state.spoken)
 
     def outcome(self, state: MatrixState) -> Float[Array, ""]:
-        """The utility on the scale from the worst cell (0) to the best (1)."""
+        """The utility on the scale from the worst cell (0) to the best (1); 0 where all cells have one utility, as in a zero-sum game."""
         joint = self.tables[0]
-        scaled = (self._paid(state, joint) - joint.min()) / (joint.max() - joint.min())
+        scaled = (self._paid(state, joint) - joint.min()) / max(joint.max() - joint.min(), TOLERANCE)
         return jnp.where(self.done(state), scaled, 0.0).astype(jnp.float32)
+
+    def result(self, state: MatrixState, role: str) -> Float[Array, ""]:
+        """The role's part less the other's. Who said no action loses to who did."""
+        i = ("first", "second").index(role)
+        own, other = (self._paid(state, self.tables[1 + j]) for j in (i, 1 - i))
+        legal = (state.actions >= 0).astype(jnp.float32)
+        return jnp.where(jnp.all(state.actions >= 0), own - other, legal[i] - legal[1 - i])
 
     def script(self, state: MatrixState, role: str, key: jax.Array) -> tuple[Int[Array, "R"], Bool[Array, "R"]]:
         """A uniformly random action. `key` is consumed."""
