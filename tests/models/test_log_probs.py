@@ -26,6 +26,8 @@ from marl_llm.models import (
     use_rules,
 )
 
+compiled_log_probs = jax.jit(log_probs, static_argnums=0)
+
 
 def naive(weight, hidden, targets, temperature=1.0):
     logits = jax.nn.log_softmax((hidden @ weight).astype(jnp.float32) / temperature, axis=-1)
@@ -126,8 +128,8 @@ def test_d8_padding_changes_no_score_and_the_first_real_token_has_none(side):
     def join(pad, x):
         return jnp.concatenate([pad, x] if side == "left" else [x, pad], axis=1)
 
-    alone = log_probs(BASE, params_of(BASE), tokens)
-    padded = log_probs(BASE, params_of(BASE), join(padding, tokens), join(padding < 0, real))
+    alone = compiled_log_probs(BASE, params_of(BASE), tokens)
+    padded = compiled_log_probs(BASE, params_of(BASE), join(padding, tokens), join(padding < 0, real))
     for whole, part in zip(padded, alone, strict=True):
         np.testing.assert_allclose(whole[:, 2:] if side == "left" else whole[:, :4], part, atol=1e-6)
         np.testing.assert_array_equal(whole[:, :2] if side == "left" else whole[:, 4:], 0.0)
@@ -136,7 +138,7 @@ def test_d8_padding_changes_no_score_and_the_first_real_token_has_none(side):
 
 def test_the_scores_of_all_next_tokens_are_one_distribution():
     rows = jnp.asarray([[3, 5, token, 7] for token in range(BASE.vocab_size)], jnp.int32)
-    scores = log_probs(BASE, params_of(BASE), rows).log_probs
+    scores = compiled_log_probs(BASE, params_of(BASE), rows).log_probs
     np.testing.assert_allclose(jnp.sum(jnp.exp(scores[:, 2])), 1.0, rtol=1e-5)
     assert len(np.unique(np.round(scores[:, 1], 5))) == 1  # of the one token 5
 
@@ -306,7 +308,7 @@ def test_d8_the_first_real_token_of_a_row_gets_no_score_wherever_padding_ends(st
     """Nothing real predicts it: the position before it is padding, and padding attends to nothing."""
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 24, (1, 7)), jnp.int32)
     where = jnp.arange(7)[None] >= start
-    scores = log_probs(BASE, params_of(BASE), tokens, where)
+    scores = compiled_log_probs(BASE, params_of(BASE), tokens, where)
     for x in scores:
         np.testing.assert_array_equal(np.asarray(x[0]) != 0, np.arange(7) > start)
 
@@ -323,8 +325,13 @@ def test_log_probs_have_forward_derivatives_and_hessian_vector_products():
     def inner(a, b):
         return sum(jnp.vdot(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
-    _, forward = jax.jvp(total, (params,), (direction,))
-    np.testing.assert_allclose(forward, inner(jax.grad(total)(params), direction), rtol=1e-4)
-    _, curved = jax.jvp(jax.grad(total), (params,), (direction,))
-    twice = jax.grad(lambda p: inner(jax.grad(total)(p), direction))(params)
-    np.testing.assert_allclose(inner(curved, direction), inner(twice, direction), rtol=1e-3)
+    @jax.jit
+    def derivatives(params):
+        _, forward = jax.jvp(total, (params,), (direction,))
+        gradient, curved = jax.jvp(jax.grad(total), (params,), (direction,))
+        twice = jax.grad(lambda p: inner(jax.grad(total)(p), direction))(params)
+        return forward, *(inner(x, direction) for x in (gradient, curved, twice))
+
+    forward, gradient, curved, twice = derivatives(params)
+    np.testing.assert_allclose(forward, gradient, rtol=1e-4)
+    np.testing.assert_allclose(curved, twice, rtol=1e-3)

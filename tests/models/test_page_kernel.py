@@ -1,6 +1,7 @@
 """The kernel of a decode step over pages, in Pallas' interpret mode: attention over the listed pages, which it reads once and no others."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +47,7 @@ def given(rng, parts: int, pages: int, j: int, g: int, d: int):
 def want(q, k, v, cache: PagedCache, lists):
     """Attention in float64 over each row's listed tokens, its first column and its new token."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    cache, lists = jax.tree.map(np.asarray, (cache, lists))
     out, (j, d) = np.zeros(q.shape), k.shape[2:]
     for s in range(q.shape[0]):
         part, row = divmod(s, ROWS)
@@ -152,6 +154,7 @@ def test_a_model_reads_its_pages_as_its_attention_says(monkeypatch):
     lists, (*_, cache) = random_lists(rng, 1, 6, 1), given(rng, 1, 6, 1, 2, 8)
     params = init_params(config, jax.random.key(0))
 
+    @functools.partial(jax.jit, static_argnums=(0, 1))
     def step(kind: str, windows=()):
         tokens, places = jnp.arange(ROWS)[:, None], jnp.full((ROWS, 1), 700)
         model = Decoder(dataclasses.replace(config, attention=kind, window_pattern=windows))
