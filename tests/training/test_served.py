@@ -6,13 +6,14 @@ import types
 import jax
 import numpy as np
 import pytest
-from test_team import ENVIRONMENT, GRPO, SHAPE, SPEECH
+from test_team import ECHO, ENVIRONMENT, FIRST, GRPO, SECOND, SHAPE, SPEC, SPEECH
 
 from marl_llm.models import init_params, make_model_config
+from marl_llm.sampling.drafting import Draft, Drafter
 from marl_llm.training import HostedTeam, Learner, LearnerOptions, ModelSpec, PlayOptions, make_mesh, make_optimizer
 from marl_llm.training.mesh import serving_mesh
-from marl_llm.training.served import check_pool, check_tensor, engines
-from marl_llm.workflows import WorkflowError, separate
+from marl_llm.training.served import check_drafts, check_pool, check_tensor, engines
+from marl_llm.workflows import WorkflowError, separate, sequence
 
 
 def model(preset):
@@ -106,3 +107,43 @@ def test_devices_that_cannot_share_a_copy_are_told():
     learner.spec.sampler = "vllm"
     with pytest.raises(WorkflowError, match=r"play\.tensor=2 would have no effect"):
         check_tensor({"coder": learner}, 2)
+
+
+def test_a_team_plays_the_same_with_drafts_and_counts_them_step_by_step(monkeypatch):
+    def drafts(self, running):
+        most = {s: min(self.draft_tokens, s.request.max_tokens - s.drawn - 1) for s in running}
+        return {s: Draft(s.last_token.repeat(n), 2) for s, n in most.items() if n > 0}
+
+    monkeypatch.setattr(Drafter, "drafts", drafts)
+    monkeypatch.setattr(Drafter, "choose", lambda self, rows, places, drafts: self.columns[-1])
+    flow = sequence(*(dataclasses.replace(role, max_tokens=6) for role in (FIRST, SECOND)))
+    longer = dataclasses.replace(ENVIRONMENT, workflow=dataclasses.replace(ECHO, body=flow))
+    options = LearnerOptions(GRPO, make_optimizer(), row_tokens=64, minibatch=8)
+
+    def played(draft_tokens):
+        play = PlayOptions(max_num_seqs=16, decode_steps=2, draft_tokens=draft_tokens)
+        specs = dict.fromkeys(("first", "second"), SPEC)
+        with HostedTeam(longer, separate(longer.workflow), specs, options, make_mesh(1), play=play) as team:
+            return [team.play(step, 6 * step, 6) for step in range(2)]
+
+    for drafted, plain in zip(played(3), played(0), strict=True):
+        np.testing.assert_array_equal(drafted.tokens.ids, plain.tokens.ids)
+        np.testing.assert_allclose(drafted.tokens.log_probs, plain.tokens.log_probs, atol=2e-5)
+        figures = {name: value for name, value in drafted.figures.items() if name.startswith("draft/")}
+        assert 0 < figures["draft/accepted"] < figures["draft/drafted"] < 3 * 2 * 6 * 4 * 6
+        assert figures["draft/accepted_share"] == figures["draft/accepted"] / figures["draft/drafted"]
+        assert 0 < figures["draft/saved_steps"] <= figures["draft/accepted"]
+        assert figures["draft/steps"] > 0
+        assert not any(name.startswith("draft/") for name in plain.figures)
+
+
+def test_drafts_need_an_engine_and_promise_no_bytes():
+    learner, _ = model("qwen3-1.7b")
+    learner.spec = types.SimpleNamespace(sampler=None)
+    check_drafts({"coder": learner}, 4, False)
+    check_drafts({"coder": learner}, 0, True)
+    with pytest.raises(WorkflowError, match=r"play\.draft_tokens=4: batch_invariant promises equal bytes"):
+        check_drafts({"coder": learner}, 4, True)
+    learner.spec.sampler = "vllm"
+    with pytest.raises(WorkflowError, match=r"play\.draft_tokens=4 would have no effect: servers of their own draw"):
+        check_drafts({"coder": learner}, 4, False)
