@@ -158,12 +158,24 @@ FAULTS = {
         "old weights keep their scale": ("scale = jnp.exp(sums.top - top)\n", "scale = jnp.exp(0 * (sums.top - top))\n"),
         "the last block of pages is left out": ("(entries.most + size - 1) // size", "jnp.maximum(entries.most // size, 1)"),
     },
+    (M + "transformer.py", T + "test_parity.py"): {
+        "Gemma's norms multiply with the weight alone": ("1.0 + weight.astype(jnp.float32) if c.unit_offset", "weight.astype(jnp.float32) if c.unit_offset"),
+        "Gemma's attention has no norm behind it": ('(RMSNorm(c, name="attention_post_norm")(h) if c.post_norms else h)', '(h + 0 * RMSNorm(c, name="attention_post_norm")(h) if c.post_norms else h)'),
+        "Gemma's embeddings are not scaled": ("c.width**0.5, x.dtype) if c.scale_embeddings", "1, x.dtype) if c.scale_embeddings"),
+        "Gemma's queries are divided by head_dim's root": ("(c.head_dim / c.query_scalar) ** 0.5", "1.0"),
+        "stacked layers all rotate as the first": ("jax.tree.map(lambda x: x[layer.rope], angles)", "jax.tree.map(lambda x: x[0], angles)"),
+        "GELU is the exact one": ("approximate=True", "approximate=False"),
+    },
+    (M + "rotary.py", T + "test_parity.py"): {
+        "Gemma's local layers are stretched": ("rope_theta=config.local_rope_theta, rope_scaling=None)", "rope_theta=config.local_rope_theta)"),
+        "Gemma's local layers have the global base": ("config, rope_theta=config.local_rope_theta, rope_scaling=None)", "config, rope_scaling=None)"),
+    },
     (M + "transformer.py", T + "test_decoder.py " + T + "test_parity.py"): {
         "queries are not normed": ("if c.qk_norm:", "if False:"),
-        "the norm forgets epsilon": ("keepdims=True) + self.epsilon)", "keepdims=True))"),
-        "the gate is applied to up": ("jax.nn.silu(gate) * up, \"batch\"", "jax.nn.silu(up) * gate, \"batch\""),
+        "the norm forgets epsilon": ("keepdims=True) + c.norm_epsilon)", "keepdims=True))"),
+        "the gate is applied to up": ("act(gate) * up, \"batch\"", "act(up) * gate, \"batch\""),
         "the bias is left out": ("y = y + bias.reshape(out).astype(dtype)", "y = y + 0 * bias.reshape(out).astype(dtype)"),
-        "the attention's residual is left out": ("x = x + h\n", "x = h\n"),
+        "the attention's residual is left out": ("x = x + (RMSNorm", "x = (RMSNorm"),
         "the weight's gradient sees other rows": (
             "turned = jax.lax.optimization_barrier(x.reshape(-1, x.shape[-1]).T)", "turned = jax.lax.optimization_barrier(x.reshape(-1, x.shape[-1])[::-1].T)"
         ),

@@ -33,6 +33,12 @@ LAYER = {
     "experts/router": ("mlp.gate.weight", "transposed"),
     **{f"experts/{x}": ("mlp.experts.{x}." + f"{x}_proj.weight", "transposed") for x in ("gate", "up", "down")},
 }
+# of a layer with `post_norms`: Gemma calls the norm behind attention as others call the one before the feed-forward
+FOUR_NORMS = {
+    "attention_post_norm/weight": ("post_attention_layernorm.weight", "same"),
+    "feed_forward_norm/weight": ("pre_feedforward_layernorm.weight", "same"),
+    "feed_forward_post_norm/weight": ("post_feedforward_layernorm.weight", "same"),
+}
 _TOP = {
     "embedding": ("model.embed_tokens.weight", "same"),
     "final_norm/weight": ("model.norm.weight", "same"),
@@ -130,9 +136,10 @@ def weight_of(path: str, shape: tuple[int, ...], config: ModelConfig) -> Weight:
         return Weight((name,), shape, 0, how, optional=path.startswith("value_head"))
     one, all_ = re.fullmatch(r"block_(\d+)/(.+)", path), re.fullmatch(r"blocks/block/(.+)", path)
     end = one.group(2) if one else all_.group(1) if all_ else None
-    if end not in LAYER:
+    names_of = LAYER | FOUR_NORMS if config.post_norms else LAYER
+    if end not in names_of:
         raise ValueError(f"parameter {path!r} has no place in a Hugging Face checkpoint")
-    name, how = LAYER[end]
+    name, how = names_of[end]
     layers = [int(one.group(1))] if one else range(config.layers)
     experts = range(config.experts) if "{x}" in name else [None]
     names = tuple(f"model.layers.{y}." + name.replace("{x}", str(x)) for y in layers for x in experts)

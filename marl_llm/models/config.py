@@ -8,6 +8,7 @@ import math
 REMAT = ("none", "dots", "full")
 ATTENTION = ("auto", "xla", "chunked", "tree", "cudnn", "flash", "splash")
 DTYPES = ("float32", "bfloat16")
+ACTIVATIONS = ("silu", "gelu_tanh")
 NO_WINDOW = 1 << 30  # a window that is wider than every sequence
 NUMBERS = ("factor", "beta_fast", "beta_slow", "attention_factor", "low_frequency_factor", "high_frequency_factor")
 
@@ -50,7 +51,7 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Shape and numerics of one decoder: Qwen2/2.5, Qwen3, Qwen3-MoE, Llama and Mistral differ only here. Letters: docs/architecture.md.
+    """Shape and numerics of one decoder: all families (docs/library.md) differ only here. Letters: docs/architecture.md.
 
     Raises `ValueError` naming the field when a value cannot make a model.
     """
@@ -63,9 +64,15 @@ class ModelConfig:
     head_dim: int = 16  # free, as in Qwen3: H * head_dim need not be D
     feed_forward: int = 160  # F; of a dense layer
     rope_theta: float = 10_000.0  # base of the rotary frequencies
+    local_rope_theta: float = 0.0  # the same of layers with a window, which are never stretched (Gemma 3); 0: as in other layers
     norm_epsilon: float = 1e-6  # of every RMSNorm
     tie_embeddings: bool = True  # the output head is the transposed embedding
     qk_norm: bool = True  # RMSNorm per head on queries and keys before the rotation (Qwen3)
+    post_norms: bool = False  # a second RMSNorm behind attention and behind the feed-forward, before they are added (Gemma)
+    unit_offset: bool = False  # RMSNorms multiply with 1 + weight (Gemma)
+    scale_embeddings: bool = False  # by the root of the width (Gemma)
+    query_scalar: float = 0.0  # queries are divided by its root instead of head_dim's (Gemma's query_pre_attn_scalar); 0: head_dim
+    activation: str = "silu"  # of the feed-forward: silu, or gelu_tanh (Gemma)
     attention_bias: bool = False  # on q, k and v (Qwen2)
     output_bias: bool = False  # on the attention's output projection (Llama's and Qwen3's attention_bias=True)
     feed_forward_bias: bool = False  # Llama's mlp_bias
@@ -89,6 +96,14 @@ class ModelConfig:
                 raise ValueError(f"ModelConfig.{field} is {getattr(self, field)}; it must be at least 1")
         if not 1 < self.rope_theta <= 1e20:  # beyond it the frequencies of float32 are no numbers
             raise ValueError(f"ModelConfig.rope_theta={self.rope_theta} must be above 1 and at most 1e20")
+        if self.local_rope_theta and not (1 < self.local_rope_theta <= 1e20 and self.windowed):
+            raise ValueError(
+                f"ModelConfig.local_rope_theta={self.local_rope_theta} must be above 1 and at most 1e20, and needs a window_pattern"
+            )
+        if not 0 <= self.query_scalar <= 1e9:
+            raise ValueError(f"ModelConfig.query_scalar={self.query_scalar} must be from 0 to 1e9")
+        if self.experts and self.activation != "silu":
+            raise ValueError(f"ModelConfig.activation={self.activation!r}: experts have silu")
         if not 0 <= self.norm_epsilon <= 1:
             raise ValueError(f"ModelConfig.norm_epsilon={self.norm_epsilon} must be from 0 to 1")
         if self.query_heads % self.key_value_heads:
@@ -97,7 +112,8 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"ModelConfig.head_dim={self.head_dim} is odd; rotary embeddings rotate pairs")
-        for field, allowed in (("remat", REMAT), ("attention", ATTENTION), ("param_dtype", DTYPES), ("compute_dtype", DTYPES)):
+        choices = dict(remat=REMAT, attention=ATTENTION, activation=ACTIVATIONS, param_dtype=DTYPES, compute_dtype=DTYPES)
+        for field, allowed in choices.items():
             if getattr(self, field) not in allowed:
                 raise ValueError(f"ModelConfig.{field}={getattr(self, field)!r}; choose one of {', '.join(allowed)}")
         if self.experts and not (1 <= self.experts_per_token <= self.experts and self.expert_feed_forward >= 1):
@@ -117,6 +133,15 @@ class ModelConfig:
     def window(self, layer: int) -> int:
         """Tokens that a layer's token sees, itself among them; 0: all that come before it."""
         return self.window_pattern[layer % len(self.window_pattern)] if self.window_pattern else 0
+
+    def rope(self, layer: int) -> str:
+        """By which frequencies a layer rotates: "global", or "local" ones (`local_rope_theta`)."""
+        return "local" if self.local_rope_theta and self.window(layer) else "global"
+
+    @property
+    def ropes(self) -> tuple[str, ...]:
+        """What `rope` says of the layers, each once."""
+        return tuple(sorted({self.rope(y) for y in range(self.layers)}))
 
     @property
     def windowed(self) -> bool:
@@ -146,7 +171,7 @@ class ModelConfig:
         sparse = self.width * self.experts + 3 * experts * self.width * self.expert_feed_forward
         body = sum(sparse if self.is_sparse(y) else dense for y in range(self.layers))
         ends = self.vocab_size * self.width * (1 if self.tie_embeddings else 2) + self.width + (self.width + 1) * self.value_head
-        return ends + self.layers * (attention + 2 * self.width) + body
+        return ends + self.layers * (attention + (4 if self.post_norms else 2) * self.width) + body
 
     @property
     def attention_scale(self) -> float:

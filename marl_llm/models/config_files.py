@@ -11,6 +11,7 @@ ARCHITECTURES = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
 }
 
 
@@ -70,6 +71,10 @@ _KINDS = {
 }
 COUNT, _FLAG = "an integer of at least 0", "true or false"
 FULL, SLIDING = "full_attention", "sliding_attention"  # of layer_types
+# what transformers takes for fields that a file lacks; the families of the first norm their queries and keys
+HEAD_DIM = {"qwen3": 128, "qwen3_moe": 128, "gemma3_text": 256}
+THETA = {"gemma3_text": 1e6}
+GEMMA = dict(post_norms=True, unit_offset=True, scale_embeddings=True, activation="gelu_tanh")
 # Beyond every model that is known, and so small that looking at a shape costs nothing.
 LARGEST = {
     "num_hidden_layers": 1024, "hidden_size": 1 << 17, "num_attention_heads": 1024, "num_key_value_heads": 1024, "head_dim": 1 << 14,
@@ -86,13 +91,9 @@ def config_from_dict(raw: dict, where: str, **overrides) -> ModelConfig:
     the numbers and is not supported.
     """
     file = Fields(raw, where)
-    kind = file.get("model_type", "a string")
-    if kind not in ARCHITECTURES:
-        raise CheckpointFileError(f"{where}: model_type={kind!r} is not supported; {', '.join(ARCHITECTURES)} are")
-    file.refuse("hidden_act", ("silu", "swish"), "only SwiGLU feed-forwards")
-    file.refuse("quantization_config", (), "quantised weights are not read")
+    kind = _supported_kind(file)
     heads, width = file.need("num_attention_heads", COUNT), file.need("hidden_size", COUNT)
-    if file.get("head_dim", COUNT) is None and width % max(heads, 1) and not kind.startswith("qwen3"):
+    if file.get("head_dim", COUNT) is None and width % max(heads, 1) and kind not in HEAD_DIM:
         raise CheckpointFileError(f"{where}: hidden_size={width} is no multiple of num_attention_heads={heads}, and there is no head_dim")
     bias = file.get("attention_bias", _FLAG, False)
     theta, scaling = _rope(file)
@@ -104,35 +105,61 @@ def config_from_dict(raw: dict, where: str, **overrides) -> ModelConfig:
         layers=file.need("num_hidden_layers", COUNT),
         query_heads=heads,
         key_value_heads=key_heads,
-        head_dim=file.get("head_dim", COUNT) or (128 if kind.startswith("qwen3") else width // max(heads, 1)),
+        head_dim=file.get("head_dim", COUNT) or HEAD_DIM.get(kind, width // max(heads, 1)),
         feed_forward=file.need("intermediate_size", COUNT),
         rope_theta=theta,
         rope_scaling=scaling,
         window_pattern=shortest_pattern(_windows(file, kind)),
         norm_epsilon=file.number("rms_norm_eps", 1e-6),
-        tie_embeddings=file.get("tie_word_embeddings", _FLAG, False),
-        qk_norm=kind.startswith("qwen3"),
+        tie_embeddings=file.get("tie_word_embeddings", _FLAG, kind == "gemma3_text"),
+        qk_norm=kind in HEAD_DIM,
         attention_bias=kind == "qwen2" or (kind != "mistral" and bias),
         output_bias=kind not in ("qwen2", "mistral") and bias,
         feed_forward_bias=kind == "llama" and file.get("mlp_bias", _FLAG, False),
-        max_position=file.get("max_position_embeddings", COUNT, 40_960),
+        max_position=file.get("max_position_embeddings", COUNT, 131_072 if kind == "gemma3_text" else 40_960),
     )
+    if kind == "gemma3_text":
+        local = _local_theta(file) if fields["window_pattern"] else 0.0
+        fields |= GEMMA | dict(query_scalar=file.number("query_pre_attn_scalar", 256.0), local_rope_theta=local)
     if kind == "qwen3_moe":
-        step, layers = file.get("decoder_sparse_step", COUNT, 1), fields["layers"]
-        experts = file.need("num_experts" if "num_experts" in raw else "num_local_experts", COUNT)
-        alone = set(file.get("mlp_only_layers", "a list of integers", []))
-        dense = [y for y in range(layers) if y in alone or experts == 0 or (y + 1) % max(step, 1)]
-        fields |= dict(
-            experts=experts,
-            experts_per_token=file.need("num_experts_per_tok", COUNT),
-            expert_feed_forward=file.need("moe_intermediate_size", COUNT),
-            normalize_experts=file.get("norm_topk_prob", _FLAG, False),
-            dense_layers=tuple(dense),
-        )
+        fields |= _mixture(file)
     try:
         return ModelConfig(**(fields | overrides))
     except (TypeError, ValueError) as e:
         raise CheckpointFileError(f"{where}: {e}") from e
+
+
+def _supported_kind(file: Fields) -> str:
+    """The config's model_type. Raises on one that is not known, and on features that would change the numbers."""
+    kind = file.get("model_type", "a string")
+    if kind == "gemma3":
+        raise CheckpointFileError(f"{file.where}: model_type='gemma3' sees images; its language model alone, saved as gemma3_text, is read")
+    if kind not in ARCHITECTURES:
+        raise CheckpointFileError(f"{file.where}: model_type={kind!r} is not supported; {', '.join(ARCHITECTURES)} are")
+    if kind == "gemma3_text":
+        file.refuse("hidden_activation", ("gelu_pytorch_tanh",), "gemma3_text has gelu_pytorch_tanh")
+        file.refuse("attn_logit_softcapping", (), "scores are not capped")
+        file.refuse("final_logit_softcapping", (), "logits are not capped")
+        file.refuse("use_bidirectional_attention", (False,), "only causal attention")
+    else:
+        file.refuse("hidden_act", ("silu", "swish"), "only SwiGLU feed-forwards")
+    file.refuse("quantization_config", (), "quantised weights are not read")
+    return kind
+
+
+def _mixture(file: Fields) -> dict:
+    """Fields of a mixture of experts."""
+    step, layers = file.get("decoder_sparse_step", COUNT, 1), file.need("num_hidden_layers", COUNT)
+    experts = file.need("num_experts" if "num_experts" in file.raw else "num_local_experts", COUNT)
+    alone = set(file.get("mlp_only_layers", "a list of integers", []))
+    dense = [y for y in range(layers) if y in alone or experts == 0 or (y + 1) % max(step, 1)]
+    return dict(
+        experts=experts,
+        experts_per_token=file.need("num_experts_per_tok", COUNT),
+        expert_feed_forward=file.need("moe_intermediate_size", COUNT),
+        normalize_experts=file.get("norm_topk_prob", _FLAG, False),
+        dense_layers=tuple(dense),
+    )
 
 
 def _windows(file: Fields, kind: str) -> list[int]:
@@ -140,6 +167,9 @@ def _windows(file: Fields, kind: str) -> list[int]:
     layers = file.need("num_hidden_layers", COUNT)
     size = _window_size(file, kind)
     types = file.get("layer_types", "a list of strings") if kind != "qwen3_moe" else None
+    if types is None and kind == "gemma3_text":
+        every = file.get("sliding_window_pattern", COUNT, 6) or 1
+        types = [SLIDING if (y + 1) % every else FULL for y in range(layers)]
     if types is None and kind in ("qwen2", "qwen3"):
         first = file.get("max_window_layers", COUNT, 28)
         types = [SLIDING if size and y >= first else FULL for y in range(layers)]
@@ -159,7 +189,7 @@ def _windows(file: Fields, kind: str) -> list[int]:
 def _window_size(file: Fields, kind: str) -> int:
     """Tokens of the sliding window, 0 for none. A field that is missing is 4096 in transformers, and null is none."""
     size = file.get("sliding_window", COUNT, 0) if "sliding_window" in file.raw else 4096
-    if kind == "mistral":
+    if kind in ("mistral", "gemma3_text"):
         return size
     switched_on = file.get("use_sliding_window", _FLAG, False)
     if kind == "llama" and switched_on and size:
@@ -179,12 +209,19 @@ def shortest_pattern(values: list[int]) -> tuple[int, ...]:
     return tuple(values[:size])
 
 
+def _local_theta(file: Fields) -> float:
+    """The base of Gemma's layers with a window."""
+    local = file.inner("rope_parameters").inner(SLIDING)
+    local.refuse("rope_type", ("default",), "only full_attention layers can be stretched")
+    return local.number("rope_theta", None) or file.number("rope_local_base_freq", None) or 10_000.0
+
+
 def _rope(file: Fields) -> tuple[float, RopeScaling | None]:
     new = file.inner("rope_parameters")
     if "full_attention" in new.raw:  # one table per kind of layer
         new = new.inner("full_attention")
     both = Fields({**file.inner("rope_scaling").raw, **new.raw}, f"{file.where}: rope_parameters or rope_scaling")
-    theta = both.number("rope_theta", None) or file.number("rope_theta", None) or 10_000.0
+    theta = both.number("rope_theta", None) or file.number("rope_theta", None) or THETA.get(file.raw["model_type"], 10_000.0)
     kind = both.get("rope_type", "a string") or both.get("type", "a string") or "default"
     if (both.number("partial_rotary_factor", None) or file.number("partial_rotary_factor", None) or 1.0) != 1.0:
         raise CheckpointFileError(f"{file.where}: partial_rotary_factor is not supported")
@@ -217,7 +254,11 @@ def _rope(file: Fields) -> tuple[float, RopeScaling | None]:
 def model_type(config: ModelConfig) -> str:
     """The architecture that has this shape. Raises `ValueError` when none has."""
     c = config
-    if c.experts:
+    if c.post_norms:
+        wants = GEMMA | dict(qk_norm=True, output_bias=c.attention_bias, feed_forward_bias=False, experts=0)
+        wants |= dict(query_scalar=c.query_scalar or 256.0)
+        kind, wants = "gemma3_text", wants | dict(local_rope_theta=c.local_rope_theta or 10_000.0) if c.windowed else wants
+    elif c.experts:
         kind, wants = "qwen3_moe", dict(qk_norm=True, output_bias=c.attention_bias, feed_forward_bias=False)
     elif c.qk_norm:
         kind, wants = "qwen3", dict(output_bias=c.attention_bias, feed_forward_bias=False)
@@ -229,10 +270,39 @@ def model_type(config: ModelConfig) -> str:
         kind, wants = "llama", dict(output_bias=c.attention_bias)
     if len(windows := {c.window(y) for y in range(c.layers)}) > 1 and (kind in ("qwen3_moe", "mistral") or len(windows - {0}) > 1):
         wants |= {"window_pattern": (max(windows),)}  # which the shape has not
+    if kind != "gemma3_text":
+        wants |= dict(unit_offset=False, scale_embeddings=False, query_scalar=0.0, activation="silu", local_rope_theta=0.0)
     wrong = [f"{name}={getattr(c, name)}" for name, value in wants.items() if getattr(c, name) != value]
     if wrong:
         raise ValueError(f"no Hugging Face architecture has this shape: {kind} with {', '.join(wrong)}")
     return kind
+
+
+def _rope_to_dict(scaling: RopeScaling | None) -> dict:
+    if scaling is None:
+        return {"rope_type": "default"}
+    s = scaling
+    rope = {"rope_type": s.kind, "factor": s.factor, "original_max_position_embeddings": s.original_max_position}
+    if s.kind == "yarn":
+        rope |= {"beta_fast": s.beta_fast, "beta_slow": s.beta_slow, "truncate": s.truncate}
+        extra = {"attention_factor": s.attention_factor, "mscale": s.mscale, "mscale_all_dim": s.mscale_all_dim}
+        rope |= {k: v for k, v in extra.items() if v is not None}
+    if s.kind == "llama3":
+        rope |= {"low_freq_factor": s.low_frequency_factor, "high_freq_factor": s.high_frequency_factor}
+    return rope
+
+
+def _gemma_to_dict(config: ModelConfig, rope: dict) -> dict:
+    """What Gemma's file has in place of others' fields; `rope` is that of its layers without a window."""
+    local = {"rope_type": "default", "rope_theta": config.local_rope_theta or 10_000.0}
+    scalar = config.query_scalar
+    return {
+        "hidden_act": None,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar,
+        "rope_local_base_freq": local["rope_theta"],
+        "rope_parameters": {FULL: rope, SLIDING: local},
+    }
 
 
 def _windows_to_dict(config: ModelConfig, kind: str) -> dict:
@@ -240,6 +310,8 @@ def _windows_to_dict(config: ModelConfig, kind: str) -> dict:
     out = {"sliding_window": max(windows) or None}
     if kind == "mistral":
         return out
+    if kind == "gemma3_text":
+        return {"sliding_window": max(windows) or 4096, "layer_types": [SLIDING if size else FULL for size in windows]}
     out["use_sliding_window"] = config.windowed
     if config.windowed and kind != "qwen3_moe":
         out |= {"layer_types": [SLIDING if size else FULL for size in windows], "max_window_layers": windows.index(max(windows))}
@@ -249,16 +321,7 @@ def _windows_to_dict(config: ModelConfig, kind: str) -> dict:
 def config_to_dict(config: ModelConfig, dtype: str) -> dict:
     """`config.json` with the keys of both generations. Raises `ValueError` when no architecture has this shape."""
     c, kind = config, model_type(config)
-    rope = {"rope_type": "default"}
-    if c.rope_scaling is not None:
-        s = c.rope_scaling
-        rope = {"rope_type": s.kind, "factor": s.factor, "original_max_position_embeddings": s.original_max_position}
-        if s.kind == "yarn":
-            rope |= {"beta_fast": s.beta_fast, "beta_slow": s.beta_slow, "truncate": s.truncate}
-            extra = {"attention_factor": s.attention_factor, "mscale": s.mscale, "mscale_all_dim": s.mscale_all_dim}
-            rope |= {k: v for k, v in extra.items() if v is not None}
-        if s.kind == "llama3":
-            rope |= {"low_freq_factor": s.low_frequency_factor, "high_freq_factor": s.high_frequency_factor}
+    rope = _rope_to_dict(c.rope_scaling)
     out = {
         "architectures": [ARCHITECTURES[kind]],
         "model_type": kind,
@@ -287,6 +350,8 @@ def config_to_dict(config: ModelConfig, dtype: str) -> dict:
         out |= _windows_to_dict(c, kind)
     if kind == "llama":
         out["mlp_bias"] = c.feed_forward_bias
+    if kind == "gemma3_text":
+        out |= _gemma_to_dict(c, out["rope_parameters"])
     if kind == "qwen3_moe":
         out |= {
             "num_experts": c.experts,

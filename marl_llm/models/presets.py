@@ -17,7 +17,20 @@ _MISTRAL = dict(
     qk_norm=False, norm_epsilon=1e-5, width=4096, layers=32, query_heads=32, key_value_heads=8, head_dim=128, feed_forward=14_336,
     tie_embeddings=False, max_position=32_768,
 )  # fmt: skip
+_GEMMA3 = dict(
+    post_norms=True, unit_offset=True, scale_embeddings=True, activation="gelu_tanh", head_dim=256, query_scalar=256.0, rope_theta=1e6,
+    local_rope_theta=1e4,
+)  # fmt: skip
 _SMOLLM2 = dict(qk_norm=False, rope_theta=1e5, norm_epsilon=1e-5, head_dim=64, vocab_size=49_152, max_position=8192)
+
+
+def _gemma3(width, layers, heads, kv, ff, **other):
+    """The sizes that see images have longer windows and stretched positions; it is their language model that is meant."""
+    stretched = RopeScaling("linear", 8.0, 131_072)
+    large = dict(vocab_size=262_208, window_pattern=(1024,) * 5 + (0,), rope_scaling=stretched, max_position=131_072)
+    small = dict(vocab_size=262_144, window_pattern=(512,) * 5 + (0,), max_position=32_768)
+    shape = dict(width=width, layers=layers, query_heads=heads, key_value_heads=kv, feed_forward=ff)
+    return _GEMMA3 | (small if width < 2048 else large) | shape | other
 
 
 def _llama3_rope(factor: float) -> RopeScaling:
@@ -72,6 +85,11 @@ PRESETS: dict[str, dict] = {
     | dict(
         width=4096, layers=32, query_heads=32, head_dim=128, feed_forward=14_336, tie_embeddings=False, rope_scaling=_llama3_rope(8.0)
     ),
+    "gemma-3-270m": _gemma3(640, 18, 4, 1, 2048),
+    "gemma-3-1b": _gemma3(1152, 26, 4, 1, 6912),
+    "gemma-3-4b": _gemma3(2560, 34, 8, 4, 10_240),
+    "gemma-3-12b": _gemma3(3840, 48, 16, 8, 15_360),
+    "gemma-3-27b": _gemma3(5376, 62, 32, 16, 21_504, head_dim=128, query_scalar=168.0),
     "mistral-7b-v0.1": _MISTRAL | dict(vocab_size=32_000, rope_theta=1e4, window_pattern=(4096,)),
     "mistral-7b-v0.3": _MISTRAL | dict(vocab_size=32_768, rope_theta=1e6),
 }

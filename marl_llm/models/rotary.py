@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import jax.numpy as jnp
@@ -51,8 +52,10 @@ def _llama3(plain: np.ndarray, s: RopeScaling, config: ModelConfig) -> np.ndarra
     return np.where(wavelength > low, plain / s.factor, np.where(wavelength < high, plain, blended))
 
 
-def rotary_angles(config: ModelConfig, positions: Int[Array, "B L"]) -> tuple[Array, Array]:
-    """Sine and cosine of the angles, each `[B, L, 1, d/2]`, float32; computed once and shared by all layers."""
+def rotary_angles(config: ModelConfig, positions: Int[Array, "B L"], rope: str = "global") -> tuple[Array, Array]:
+    """Sine and cosine of the angles, each `[B, L, 1, d/2]`, float32; computed once and shared by all layers of this `ModelConfig.rope`."""
+    if rope == "local":
+        config = dataclasses.replace(config, rope_theta=config.local_rope_theta, rope_scaling=None)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies(config)
     sin, cos = jnp.sin(angles), jnp.cos(angles)
     scale = config.attention_scale

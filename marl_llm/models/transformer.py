@@ -1,7 +1,8 @@
-"""A decoder in Flax linen, used only through `init` and `apply`: Qwen2/2.5, Qwen3, Qwen3-MoE, Llama and Mistral by configuration.
+"""A decoder in Flax linen, used only through `init` and `apply`: Qwen2/2.5, Qwen3, Qwen3-MoE, Llama, Mistral and Gemma 3 by configuration.
 
-Pre-norm blocks, RMSNorm, rotary positions, grouped-query attention (per-head RMSNorm on queries and keys in Qwen3) over all that comes
-before or a sliding window, SwiGLU. It serves three uses, which differ only in the keys that a token may see:
+Pre-norm blocks (with four norms in Gemma), RMSNorm, rotary positions, grouped-query attention (per-head RMSNorm on queries and keys in
+Qwen3 and Gemma) over all that comes before or a sliding window, SwiGLU or its GELU form. It serves three uses, which differ only in the
+keys that a token may see:
 
 - rows `[B, L]` under a `RowMask`, plain or packed (a prompt and K responses that each see the prompt and themselves);
 - the prefill of E prompts, which is a plain row whose keys and values are kept, or new tokens behind cached pages (`PrefixMask`);
@@ -37,16 +38,18 @@ COLUMNS = 256  # rows up to which a CPU multiplies faster with the rows as colum
 
 
 class RMSNorm(nn.Module):
-    """`weight * x / rms(x)` over the last axis, in float32."""
+    """`weight * x / rms(x)` over the last axis, in float32; with `unit_offset` the factor is 1 + weight."""
 
-    epsilon: float
-    dtype: str = "float32"
+    config: ModelConfig
 
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        weight = self.param("weight", nn.initializers.ones, (x.shape[-1],), jnp.dtype(self.dtype))
+        c = self.config
+        init = nn.initializers.zeros if c.unit_offset else nn.initializers.ones
+        weight = self.param("weight", init, (x.shape[-1],), jnp.dtype(c.param_dtype))
+        weight = 1.0 + weight.astype(jnp.float32) if c.unit_offset else weight
         y = x.astype(jnp.float32)
-        return (weight * y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + self.epsilon)).astype(x.dtype)
+        return (weight * y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + c.norm_epsilon)).astype(x.dtype)
 
 
 PRODUCT = "product"  # the name under which a policy of rematerialisation knows what a `Projection` gives
@@ -156,9 +159,10 @@ class Attention(nn.Module):
         else:
             q, k, v = project("query", c.query_heads), project("key", c.key_value_heads), project("value", c.key_value_heads)
         if c.qk_norm:
-            q = RMSNorm(c.norm_epsilon, c.param_dtype, name="query_norm")(q)
-            k = RMSNorm(c.norm_epsilon, c.param_dtype, name="key_norm")(k)
+            q, k = RMSNorm(c, name="query_norm")(q), RMSNorm(c, name="key_norm")(k)
         q, k = rotate(q, angles), rotate(k, angles)
+        if c.query_scalar:  # every attention divides by the root of head_dim
+            q = q * jnp.asarray((c.head_dim / c.query_scalar) ** 0.5, q.dtype)
         q = constrain(q, "batch", None, "heads", None)
         k, v = (constrain(y, "batch", None, "key_value_heads", None) for y in (k, v))
         if cache is None:
@@ -175,7 +179,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """One pre-norm transformer block; `sparse` makes its feed-forward a mixture of experts."""
+    """One pre-norm transformer block, with `post_norms` one of four norms; `sparse` makes its feed-forward a mixture of experts."""
 
     config: ModelConfig
     sparse: bool = False
@@ -186,12 +190,13 @@ class Block(nn.Module):
         c = self.config
         x = constrain(x, "batch", None, None)
         with jax.named_scope("attention"):
-            h = RMSNorm(c.norm_epsilon, c.param_dtype, name="attention_norm")(x)
+            h = RMSNorm(c, name="attention_norm")(x)
             h, new = Attention(c, self.serving, name="attention")(h, angles, mask, cache, agents)
-            x = x + h
+            x = x + (RMSNorm(c, name="attention_post_norm")(h) if c.post_norms else h)
         with jax.named_scope("feed_forward"):
-            h = RMSNorm(c.norm_epsilon, c.param_dtype, name="feed_forward_norm")(x)
+            h = RMSNorm(c, name="feed_forward_norm")(x)
             h = Experts(c, name="experts")(h) if self.sparse else self._feed_forward(h, agents)
+            h = RMSNorm(c, name="feed_forward_post_norm")(h) if c.post_norms else h
         return x + h, new
 
     def _feed_forward(self, h, agents):
@@ -203,7 +208,8 @@ class Block(nn.Module):
         else:
             gate = matrix((c.feed_forward,), scale=c.width**-0.5, name="gate")(h, agents)
             up = matrix((c.feed_forward,), scale=c.width**-0.5, name="up")(h, agents)
-        hidden = constrain(jax.nn.silu(gate) * up, "batch", None, "feed_forward")
+        act = jax.nn.silu if c.activation == "silu" else functools.partial(jax.nn.gelu, approximate=True)
+        hidden = constrain(act(gate) * up, "batch", None, "feed_forward")
         return matrix((c.width,), scale=scale, name="down")(hidden, agents)
 
 
@@ -232,12 +238,15 @@ class _Layer(NamedTuple):
 
     number: Int[Array, "*Y"]
     window: Int[Array, "*Y"] | None = None  # None: no layer has one
+    rope: Int[Array, "*Y"] | None = None  # which angles it has, a number of `ModelConfig.ropes`; None: all layers have the same
 
     @classmethod
     def every(cls, config: ModelConfig) -> _Layer:
         """All layers of a model."""
-        windows = [config.window(y) or NO_WINDOW for y in range(config.layers)]
-        return cls(jnp.arange(config.layers), jnp.asarray(windows, jnp.int32) if config.windowed else None)
+        layers = range(config.layers)
+        windows = jnp.asarray([config.window(y) or NO_WINDOW for y in layers], jnp.int32) if config.windowed else None
+        ropes = jnp.asarray([config.ropes.index(config.rope(y)) for y in layers]) if len(config.ropes) > 1 else None
+        return cls(jnp.arange(config.layers), windows, ropes)
 
 
 class _Scanned(nn.Module):
@@ -252,6 +261,7 @@ class _Scanned(nn.Module):
         block, cache = Block(self.config, self.sparse, name="block"), None
         if layer.window is not None:
             mask = with_window(mask, Window(layer.window, positions))
+        angles = angles if layer.rope is None else jax.tree.map(lambda x: x[layer.rope], angles)
         if pages is not None:
             mask = shifted(mask, layer.number * (pages.keys.shape[1] // self.config.layers))
             cache = pages if columns is None else PagedCache(pages, *columns)
@@ -288,7 +298,7 @@ class Decoder(nn.Module):
             self.blocks = scanned(c, c.is_sparse(0))
         else:
             self.layers = [self._remat(Block)(c, c.is_sparse(y), self.serving, name=f"block_{y}") for y in range(c.layers)]
-        self.final_norm = RMSNorm(c.norm_epsilon, c.param_dtype)
+        self.final_norm = RMSNorm(c)
         if not c.tie_embeddings and not self.serving:
             self.output = self.param("output", nn.initializers.normal(c.width**-0.5), (c.width, c.vocab_size), dtype)
         if c.value_head:
@@ -309,17 +319,19 @@ class Decoder(nn.Module):
         """Hidden states `[B, L, D]` after the final norm, and per layer the keys and values (or the updated cache)."""
         c = self.config
         x = self.embedding[tokens].astype(jnp.dtype(c.compute_dtype))
+        x = x * jnp.asarray(c.width**0.5, x.dtype) if c.scale_embeddings else x
         x = constrain(x, "batch", None, None)
-        angles = rotary_angles(c, positions)
+        angles = {rope: rotary_angles(c, positions, rope) for rope in c.ropes}
         if self.stacked:
             pages, columns = self._one_cache(cache)
+            angles = angles[c.ropes[0]] if len(c.ropes) == 1 else jax.tree.map(lambda *x: jnp.stack(x), *angles.values())
             x, kept = self.blocks(x, _Layer.every(c), columns, positions, angles, mask, agents, pages)
             new = [kept if columns is None else PagedCache(pages, *kept)]
         else:
             new = []
             for y, block in enumerate(self.layers):
                 seen = with_window(mask, Window(c.window(y), positions)) if c.window(y) else mask
-                x, layer = block(x, angles, seen, None if cache is None else cache[y], agents)
+                x, layer = block(x, angles[c.rope(y)], seen, None if cache is None else cache[y], agents)
                 new.append(layer)
         return self.final_norm(x), new
 

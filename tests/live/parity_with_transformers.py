@@ -38,7 +38,12 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32, "rope_theta": 5e5}  # fmt: skip
 MOE = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, head_dim=16)
+GEMMA_ROPE = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 SLIDING, FULL = "sliding_attention", "full_attention"
+GEMMA = dict(head_dim=16, query_pre_attn_scalar=24, sliding_window=7, layer_types=[SLIDING, FULL, SLIDING], rope_parameters=GEMMA_ROPE)
 CASES = {
     "qwen2": ("Qwen2", dict(rope_parameters=ROPE)),
     "qwen2_tied": ("Qwen2", dict(tie_word_embeddings=True)),
@@ -54,6 +59,8 @@ CASES = {
     "mistral": ("Mistral", dict(head_dim=16, sliding_window=7)),
     "qwen2_windows": ("Qwen2", dict(use_sliding_window=True, sliding_window=7, max_window_layers=1)),
     "qwen3_windows": ("Qwen3", dict(head_dim=16, use_sliding_window=True, sliding_window=7, layer_types=[SLIDING, FULL, SLIDING])),
+    "gemma3": ("Gemma3", GEMMA),
+    "gemma3_untied": ("Gemma3", GEMMA | dict(tie_word_embeddings=False, rope_parameters=None, layer_types=[FULL] * 3, attention_bias=True)),
     "moe": ("Qwen3Moe", MOE | dict(norm_topk_prob=True)),
     "moe_windows": ("Qwen3Moe", MOE | dict(norm_topk_prob=True, use_sliding_window=True, sliding_window=7)),
     "moe_plain_weights": ("Qwen3Moe", MOE | dict(norm_topk_prob=False)),
@@ -65,7 +72,7 @@ CASES = {
 def theirs(name):
     kind, options = CASES[name]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**(COMMON | options))
+    config = getattr(transformers, f"{kind}TextConfig" if kind == "Gemma3" else f"{kind}Config")(**(COMMON | options))
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     with torch.no_grad():  # nothing left at one or zero
         for parameter_name, p in model.named_parameters():

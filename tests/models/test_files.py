@@ -44,6 +44,10 @@ SHAPES = {
         rope_scaling=RopeScaling("llama3", 8.0, 64, low_frequency_factor=1.0, high_frequency_factor=4.0),
     ),
     "mistral": dataclasses.replace(BASE, qk_norm=False, tie_embeddings=False, window_pattern=(8,)),
+    "gemma3": dataclasses.replace(
+        BASE, post_norms=True, unit_offset=True, scale_embeddings=True, activation="gelu_tanh", query_scalar=24.0, rope_theta=1e6,
+        local_rope_theta=1e4, window_pattern=(4, 0), rope_scaling=RopeScaling("linear", 8.0, 64),
+    ),
     "qwen3_windows": dataclasses.replace(BASE, window_pattern=(0, 8)),
     "moe": dataclasses.replace(BASE, experts=4, experts_per_token=2, expert_feed_forward=8),
     "moe_mixed": dataclasses.replace(BASE, experts=4, experts_per_token=2, expert_feed_forward=8, dense_layers=(1,)),
@@ -257,6 +261,36 @@ def test_a_config_that_cannot_be_honoured_is_refused(change, says, tmp_path):
         read_config(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model_type": "gemma3"}, "sees images; its language model alone, saved as gemma3_text, is read"),
+        ({"hidden_activation": "silu"}, "hidden_activation='silu' is not supported"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0 is not supported"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0 is not supported"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention=True is not supported"),
+        ({"query_pre_attn_scalar": "256"}, "query_pre_attn_scalar='256' must be a number"),
+        ({"query_pre_attn_scalar": -1}, "query_scalar=-1.0 must be from 0"),
+        ({"sliding_window": None}, "has sliding_attention layers, but the config gives gemma3_text no sliding window"),
+        ({"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}}, "rope_type='linear' is not supported"),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 0.5}}}, "local_rope_theta=0.5"),
+    ],
+)
+def test_a_gemma_that_cannot_be_honoured_is_refused(change, says, tmp_path):
+    raw = json.loads((PARITY / "tiny-gemma3" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | change))
+    with pytest.raises(CheckpointFileError, match=says):
+        read_config(tmp_path)
+
+
+def test_a_gemma_that_says_little_has_the_numbers_of_transformers(tmp_path):
+    few = dict(model_type="gemma3_text", vocab_size=24, hidden_size=16, intermediate_size=32, num_hidden_layers=7, num_attention_heads=2)
+    (tmp_path / "config.json").write_text(json.dumps(few | dict(num_key_value_heads=1)))
+    config = read_config(tmp_path)
+    assert (config.head_dim, config.query_scalar, config.rope_theta, config.local_rope_theta) == (256, 256.0, 1e6, 1e4)
+    assert (config.window_pattern, config.tie_embeddings, config.max_position) == ((4096,) * 5 + (0,), True, 131_072)
+
+
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -304,6 +338,8 @@ def test_a_smaller_checkpoint_leaves_no_old_shard_behind(tmp_path):
 def test_a_shape_that_no_architecture_has_is_not_saved(tmp_path):
     for change, says in (
         (dict(output_bias=True), "output_bias"),
+        (dict(unit_offset=True), "qwen3 with unit_offset=True"),
+        (dict(post_norms=True), "gemma3_text with unit_offset=False"),
         (dict(window_pattern=(4, 8)), r"qwen3 with window_pattern=\(4, 8\)"),
         (dict(window_pattern=(0, 8), qk_norm=False), r"mistral with window_pattern=\(0, 8\)"),
     ):

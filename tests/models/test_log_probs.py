@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
-from test_files import BASE, params_of
+from test_files import BASE, SHAPES, params_of
 
 from marl_llm.models import (
     RULES,
@@ -173,16 +173,16 @@ def mesh_of(data, fsdp, tensor):
 CONFIG = dataclasses.replace(BASE, attention_bias=True, output_bias=True, tie_embeddings=False, attention="chunked")
 
 
-@pytest.mark.parametrize("rules", RULES)
-def test_eight_devices_give_the_numbers_of_one_under_every_rule_table(rules):
+@pytest.mark.parametrize(("rules", "config"), [*((rules, CONFIG) for rules in RULES), ("train", SHAPES["gemma3"])])
+def test_eight_devices_give_the_numbers_of_one_under_every_rule_table(rules, config):
     rng = np.random.default_rng(0)
     prompt, responses = (jnp.asarray(rng.integers(0, 24, s), jnp.int32) for s in ((4, 5), (4, 2, 3)))
     where = jnp.asarray(np.arange(5)[None] >= np.asarray([0, 1, 4, 2])[:, None])
-    params = stack_layers(params_of(CONFIG))
+    params = stack_layers(params_of(config))
 
     def run(params, prompt, where, responses):
         def loss(p):
-            s = score_responses(CONFIG, p, prompt, where, responses)
+            s = score_responses(config, p, prompt, where, responses)
             return jnp.sum(s.log_probs) + 0.1 * jnp.sum(s.entropy), s
 
         return jax.value_and_grad(loss, has_aux=True)(params)
@@ -196,7 +196,7 @@ def test_eight_devices_give_the_numbers_of_one_under_every_rule_table(rules):
         (many, scores8), gradient8 = jax.jit(run, out_shardings=((None, None), param_shardings(params, mesh, RULES[rules])))(placed, *rows)
     np.testing.assert_allclose(one, many, rtol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), scores, scores8)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-5), gradient, jax.device_get(gradient8))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=5e-5), gradient, jax.device_get(gradient8))
 
 
 def test_the_vocabulary_stays_sharded_over_tensor():

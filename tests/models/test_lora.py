@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_files import BASE, params_of, same
+from test_files import BASE, SHAPES, params_of, same
 
 from marl_llm.models import (
     CheckpointFileError,
@@ -88,14 +88,15 @@ def test_a_batch_that_mixes_agents_is_served_in_one_forward():
         np.testing.assert_allclose(both[row], alone[row], atol=2e-5)
 
 
-def test_the_sampler_and_the_scorer_take_adapters():
-    params = attach(stack_layers(params_of(BASE)), adapters_of(1), LORA)
+@pytest.mark.parametrize("config", [BASE, SHAPES["gemma3"]])
+def test_the_sampler_and_the_scorer_take_adapters(config):
+    params = attach(stack_layers(params_of(config)), adapters_of(1), LORA)
     where = jnp.ones((2, 3), bool)
     keys = jax.random.split(jax.random.key(0), (2, 2))
-    out = jax.jit(lambda p: sample(BASE, p, TOKENS[:2, :3], where, keys, max_tokens=4, stop=None, pad_id=0))(params)
-    scored = score_responses(BASE, params, TOKENS[:2, :3], where, out.tokens)
+    out = jax.jit(lambda p: sample(config, p, TOKENS[:2, :3], where, keys, max_tokens=4, stop=None, pad_id=0))(params)
+    scored = score_responses(config, params, TOKENS[:2, :3], where, out.tokens)
     np.testing.assert_allclose(out.log_probs, scored.log_probs, atol=2e-5)
-    plain = score_responses(BASE, unstack_layers(params)["base"], TOKENS[:2, :3], where, out.tokens)
+    plain = score_responses(config, unstack_layers(params)["base"], TOKENS[:2, :3], where, out.tokens)
     assert float(jnp.abs(plain.log_probs - scored.log_probs).max()) > 1e-2
 
 

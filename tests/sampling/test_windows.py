@@ -1,4 +1,4 @@
-"""The engine of a model with sliding windows: what it draws is what a forward pass over the whole row says."""
+"""The engine of a model with sliding windows and all else that Gemma has: what it draws is what a forward pass over the whole row says."""
 
 import dataclasses
 
@@ -12,7 +12,10 @@ from test_engine import TOKENIZER
 from marl_llm.models import init_params, log_probs
 from marl_llm.sampling import Engine, EngineConfig, Request
 
-CONFIG = dataclasses.replace(PLAIN, window_pattern=(5, 0))
+CONFIG = dataclasses.replace(
+    PLAIN, window_pattern=(5, 0), local_rope_theta=100.0, post_norms=True, unit_offset=True, scale_embeddings=True, activation="gelu_tanh",
+    query_scalar=6.0,
+)  # fmt: skip
 SIZES = EngineConfig(max_num_seqs=8, prompt_tokens=40, response_tokens=16, decode_steps=4, admit=2, reuse=1, page=8, piece=16)
 PROMPTS = (3, 5, 6, 17, *(34,) * 5)  # shorter than the window, as long, longer; in pieces; siblings that read their pages together
 
