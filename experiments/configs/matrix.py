@@ -44,7 +44,7 @@ def play_in_a_league(c):
     c.game.utility = "; ".join(["0 0 0 0 0"] * 5)
     c.game.first, c.game.second = ("; ".join(" ".join(str(sign * x) for x in row) for row in won) for sign in (1, -1))
     c.assignment = "shared"
-    c.recipe.update(rewards="local", returns="immediate", scope="agent", group_by="instance,agent,turn", group_size=20)
+    c.recipe.update(rewards="local", returns="immediate", group_by="instance,agent,turn", group_size=20)
     c.league.update(keep=6, every=5, matches=4)
     c.checkpoint.update(every=5, keep=12)
     c.rollout.tasks = 8
