@@ -150,6 +150,13 @@ FAULTS = {
     (S + "local.py", SERVING + " " + "tests/experiments/test_coached_runs.py"): {
         "a local model's own budget is not told": ("max_prompt=max_prompt, max_tokens=max_tokens)\n\n    def backend", "max_prompt=max_prompt)\n\n    def backend"),
     },
+    (S + "scored_prompts.py", "tests/serving/test_scored_prompts.py"): {
+        "a prompt is scored behind its echo alone": ("model.score(whole if scoring.echo else ids, scoring.most)", "model.score(ids, scoring.most)"),
+        "a prompt has several replies": ("if given.get(\"n\", 1) != 1:", "if False:"),
+        "a token's own log-prob is the likeliest's": ("float(scores.log_probs[place]), int(", "float(scores.top_log_probs[place, 0]), int("),
+        "an answer has any number of log-probs": ("* prompts > MOST_ENTRIES:", "* prompts > 10**9:"),
+        "offsets count tokens": ("characters += len(text)", "characters += 1"),
+    },
     (S + "policy.py", SERVING): {
         "a prompt of just the lane is refused": ("if not 0 < len(ids) <= most:", "if not 0 < len(ids) < most:"),
         "a prompt of just the most characters is refused": (") > MOST_CHARACTERS * most:", ") >= MOST_CHARACTERS * most:"),

@@ -47,6 +47,7 @@ from marl_llm.algorithms.apply import (
 )
 from marl_llm.algorithms.distillation import (
     DIVERGENCES,
+    bins_of,
     divergence,
     forward_kl,
     generalized_jsd,
@@ -135,6 +136,7 @@ __all__ = [
     "count_for",
     "cross",
     "decoupled",
+    "bins_of",
     "divergence",
     "dppo",
     "entropy",

@@ -10,7 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 from marl_llm.algorithms._arrays import as_float, as_mask, check_choice
 from marl_llm.algorithms.losses import kl
@@ -137,14 +137,16 @@ def top_k_bins(
     if not 1 <= k < vocabulary:
         raise ValueError(f"k={k} must lie between 1 and {vocabulary - 1}: with all {vocabulary} tokens nothing is left for the tail.")
     student, teacher = as_float(log_probs), jax.lax.stop_gradient(as_float(teacher_log_probs))
-    kept, ids = jax.lax.top_k(teacher, k)
-    is_kept = jnp.put_along_axis(jnp.zeros(teacher.shape, bool), ids, True, axis=-1, inplace=False)
+    _, ids = jax.lax.top_k(teacher, k)
+    return bins_of(student, ids), bins_of(teacher, ids)
 
-    def tail(x):
-        return jax.nn.logsumexp(jnp.where(is_kept, -jnp.inf, x), axis=-1, keepdims=True)
 
-    chosen = jnp.take_along_axis(student, ids, axis=-1)
-    return jnp.concatenate([chosen, tail(student)], axis=-1), jnp.concatenate([kept, tail(teacher)], axis=-1)
+def bins_of(log_probs: Float[ArrayLike, "*S V"], ids: Int[ArrayLike, "*S K"]) -> Float[Array, "*S C"]:
+    """A distribution over K tokens, in their order, and all others in one bin: C = K + 1, normalised. `ids` are distinct."""
+    log_probs, ids = as_float(log_probs), jnp.asarray(ids)
+    is_kept = jnp.put_along_axis(jnp.zeros(log_probs.shape, bool), ids, True, axis=-1, inplace=False)
+    tail = jax.nn.logsumexp(jnp.where(is_kept, -jnp.inf, log_probs), axis=-1, keepdims=True)
+    return jnp.concatenate([jnp.take_along_axis(log_probs, ids, axis=-1), tail], axis=-1)
 
 
 def sampled_reverse_kl(

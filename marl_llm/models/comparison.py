@@ -20,6 +20,28 @@ class Comparison(NamedTuple):
     teacher_log_probs: Float[Array, "*shape"]  # of the targets, under the second model
 
 
+def compare_told(
+    divergence: Callable,
+    student: tuple[Float[Array, "D V"], Float[Array, "*shape D"]],
+    told: tuple[Array, ...],
+    where: Bool[Array, "*shape"],
+) -> Float[Array, "*shape"]:
+    """As `compare_hidden`, with a teacher of whom arrays `[*shape, ...]` are told: the divergence where `where` is True, 0 elsewhere.
+
+    `divergence` is `(log_probs, *told) -> number per position`; the student's log-probs are over the vocabulary, at temperature 1.
+    """
+    weight, hidden = student
+
+    def score(of_student, *of_teacher) -> Array:
+        logits = jnp.matmul(of_student, weight.astype(of_student.dtype), preferred_element_type=jnp.float32)
+        return divergence(jax.nn.log_softmax(constrain(logits, "batch", *(None,) * (logits.ndim - 2), "vocab")), *of_teacher)
+
+    inputs, chunk = (hidden, *told), pairs_of_a_chunk(weight.shape[1])
+    with jax.named_scope("head"):
+        found = score(*inputs) if chunk >= where.size else in_chunks(score, inputs, where, chunk)
+    return jnp.where(where, found, 0)
+
+
 def compare_hidden(
     divergence: Callable,
     student: tuple[Float[Array, "D V"], Float[Array, "*shape D"]],

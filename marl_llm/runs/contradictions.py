@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ml_collections import config_dict
 
 from marl_llm import hints
+from marl_llm.algorithms import Recipe
 from marl_llm.games import Game
 from marl_llm.models import LoraConfig
 from marl_llm.runs.checks import elsewhere, given, parse_sources
@@ -17,6 +18,7 @@ from marl_llm.runs.command import ConfigError
 from marl_llm.runs.own_options import own_values
 from marl_llm.runs.players import CHAT
 from marl_llm.runs.sections import RolloutSection, ToolsSection
+from marl_llm.tools.teacher_endpoint import MOST_TOP
 from marl_llm.workflows import WorkflowError, Environment
 
 if TYPE_CHECKING:
@@ -185,13 +187,15 @@ def _check_teachers(config: config_dict.ConfigDict, plan: Plan) -> None:
     """A teacher that nobody learns from, and a loss that reads teachers where there is none."""
     for role, teacher in config.teachers.items():
         _check_teacher(f"teachers.{role}", role, given(teacher), plan)
+        if teacher.url is not None:
+            _check_outside(f"teachers.{role}.url", plan.recipes[plan.assignment.roles[role]])
     taught = {name: recipe.distill_coef for name, recipe in plan.recipes.items() if recipe.distill_coef}
     for model, weight in taught.items():
         roles = [role for role, player in plan.assignment.roles.items() if player == model]
         own = f"models.{model}.recipe" if "distill_coef" in own_values(config, model, "recipe") else "recipe"
         _refuse_first(
             (not set(roles) & set(config.teachers), f"{own}.distill_coef={weight:g} needs a teacher for a role of model {model!r}: set "
-             f"config.teachers.{roles[0]}.run, .path or .preset"),
+             f"config.teachers.{roles[0]}.run, .path, .url or .preset"),
             (config.optimizer.critic == "head", "optimizer.critic='head' cannot stand beside a teacher (distill_coef): use 'own'"),
         )  # fmt: skip
 
@@ -199,16 +203,30 @@ def _check_teachers(config: config_dict.ConfigDict, plan: Plan) -> None:
 def _check_teacher(key: str, role: str, teacher: dict, plan: Plan) -> None:
     """One role's section of `config.teachers`, as far as it shows without its files."""
     roles = plan.assignment.roles
-    model, sources = roles.get(role, ""), [name for name in ("run", "path", "preset") if name in teacher]
-    idle = [name for name in ("step", "model") if name in teacher and "run" not in teacher] or [""]
+    model, sources = roles.get(role, ""), [name for name in ("run", "path", "url", "preset") if name in teacher]
+    owners = {"step": ("run",), "model": ("run", "url"), "key_env": ("url",), "timeout_s": ("url",)}
+    idle = [name for name, of in owners.items() if name in teacher and not set(of) & set(sources)] or [""]
     _refuse_first(
         (role not in roles, f"{key} teaches no role; {hints.suggestion(role, roles)}"),
-        (not sources, f"{key} names no teacher: set its run, path or preset"),
+        (not sources, f"{key} names no teacher: set its run, path, url or preset"),
         (len(sources) > 1, f"{key}.{sources[-1]} would have no effect: its {sources[0]} names the teacher" if sources else ""),
-        (idle[0], f"{key}.{idle[0]} would have no effect: it names no run"),
+        (idle[0], f"{key}.{idle[0]} would have no effect: it names no {' or '.join(owners.get(idle[0], ()))}"),
         (model not in plan.recipes, f"{key} would have no effect: model {model!r}, which plays the role, does not train"),
         (role in roles and model in plan.recipes and not plan.recipes[model].distill_coef,
          f"{key} would have no effect: recipe.distill_coef is 0 for model {model!r}; set e.g. config.recipe.distill_coef=1"),
+    )  # fmt: skip
+
+
+def _check_outside(key: str, recipe: Recipe) -> None:
+    """What no endpoint tells of a teacher."""
+    kind, top_k = recipe.distill_divergence, recipe.distill_top_k
+    _refuse_first(
+        (kind != "sampled" and top_k is None,
+         f"{key}: an endpoint tells no whole distributions, which recipe.distill_divergence={kind!r} compares: set it to 'sampled', or "
+         f"recipe.distill_top_k to 1 to {MOST_TOP}"),
+        (kind != "sampled" and (top_k or 0) > MOST_TOP, f"{key}: an endpoint tells {MOST_TOP} likeliest tokens at most, and "
+         f"recipe.distill_top_k={top_k}"),
+        (recipe.temperature != 1, f"{key}: an endpoint tells log-probs at temperature 1, and recipe.temperature={recipe.temperature:g}"),
     )  # fmt: skip
 
 

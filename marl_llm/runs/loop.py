@@ -34,6 +34,7 @@ from marl_llm.runs.measuring import (
 from marl_llm.runs.run_files import RunFiles
 from marl_llm.runs.stopping import Stopping
 from marl_llm.runs.workdir import write_json
+from marl_llm.tools.teacher_endpoint import TeacherError
 
 GROUP = 16  # plays of one task that are kept at a checkpoint, so that samples can be seen beside those that they were compared with
 # figures of a model whose roles did not speak in a step
@@ -229,7 +230,12 @@ def train_step(run: TrainingRun, watches: Watches, step: int) -> tuple[dict, Any
     watches.signal.look(step + 1, batch)
     watches.league.look(step + 1, batch.figures)
     played = time.perf_counter()
-    updates = team.learn(batch, rates, critic_rates)
+    try:
+        updates = team.learn(batch, rates, critic_rates)
+    except TeacherError:  # nothing of this step was learned
+        if step not in run.checkpoints.steps():
+            run.save(step)
+        raise
     coach_figures = watches.coach.look_at_drift(step + 1, team.train_coach(batch))
     return step_record(run, watches, batch, updates, (start, played, time.perf_counter())) | coach_figures, batch
 

@@ -216,13 +216,20 @@ class SftSection(Section):
 @dataclasses.dataclass(frozen=True)
 class TeacherSection(Section):
     """The frozen model that a role is distilled from, where its model has a `recipe.distill_coef` (docs/signal.md): a model of a run, a
-    checkpoint, or a preset. A section is made when it is first set.
+    checkpoint, a preset, or a model behind an endpoint. A section is made when it is first set.
     """
 
     key: ClassVar[str] = "teachers.<role>"
     run: str | None = option(None, "directory of the run that trained it", unset="none")
     step: int | None = option(None, "which of the run's checkpoints", at_least(0), unset="the newest when training starts; it is kept")
-    model: str | None = option(None, "which of the run's models", unset="the one that plays the role there, or the only one")
+    model: str | None = option(
+        None, "which of the run's models, or the name at the url", unset="the one that plays the role there, or the only one; the role's name"
+    )
+    url: str | None = option(
+        None, "an endpoint with prompt log-probs, like `marl serve` and vLLM, e.g. http://127.0.0.1:8000/v1", unset="none"
+    )
+    key_env: str | None = option(None, "environment variable with the key of the url", unset="no key")
+    timeout_s: float | None = option(None, "seconds of a request to the url", POSITIVE, unset="120")
     path: str | None = option(None, "directory of a Hugging Face checkpoint", unset="none")
     preset: str | None = option(None, "a size of `marl_llm.models.PRESETS`, with random parameters: for plans and tests", unset="none")
 

@@ -1,6 +1,7 @@
 """`config.teachers.<role>`: the frozen models that roles are distilled from.
 
-A teacher is looked up when a run begins to train, not when its config is resolved: a run is evaluated where its teachers are no more. What a
+A teacher is looked up when a run begins to train, not when its config is resolved: a run is evaluated where its teachers are no more. One
+behind an endpoint is asked then for the log-probs of a few tokens. What a
 teacher's run directory would run or send is refused unless it is trusted (`marl_llm.runs.trust`), as for `marl evaluate`.
 """
 
@@ -22,9 +23,11 @@ from marl_llm.runs.workdir import game_dir_of, read_config, read_record
 if TYPE_CHECKING:
     from marl_llm.runs.resolve import Plan
     from marl_llm.text import Tokenizer
+    from marl_llm.tools.teacher_endpoint import TeacherEndpoint
     from marl_llm.training.distillation import Teacher
 
-SOURCES = ("run", "path", "preset")
+SOURCES = ("run", "path", "url", "preset")
+PROBES = 16  # words of a vocabulary whose texts are compared with the endpoint's
 NUMERICS = ("compute_dtype", "attention")  # of the student's section, which a checkpoint or a preset is computed with too
 
 
@@ -69,6 +72,23 @@ class TeacherSource:
     def config(self) -> ModelConfig:
         """The teacher's shape with the student's vocabulary."""
         return dataclasses.replace(self.shape, vocab_size=self.vocab_size, value_head=False)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EndpointSource:
+    """A teacher behind an endpoint, which has answered.
+
+    Attributes:
+      key: the option that names it, with its value, for errors. endpoint: how it is asked.
+    """
+
+    key: str
+    endpoint: TeacherEndpoint
+
+    @property
+    def identity(self) -> tuple:
+        """Equal for two sources of one model, whoever learns from it."""
+        return "url", self.endpoint.server, self.endpoint.vocab_size
 
 
 def choose_steps(config: config_dict.ConfigDict, workdir: pathlib.Path) -> None:
@@ -117,25 +137,30 @@ def _step_of(key: str, run: str, step: int | None) -> int:
     return steps[-1] if step is None else step
 
 
-def find_teachers(config: config_dict.ConfigDict, plan: Plan) -> dict[str, TeacherSource]:
-    """Role -> its teacher; the same object for roles that have one teacher.
+def find_teachers(config: config_dict.ConfigDict, plan: Plan, ask: bool = True) -> dict[str, TeacherSource | EndpointSource]:
+    """Role -> its teacher; the same object for roles that have one teacher. Without `ask` those behind endpoints are left out.
 
     Raises `ConfigError` naming the option: for a run, a checkpoint, a model or a preset that is not there, a run directory that is not
-    trusted, and a vocabulary that is not the student's.
+    trusted, an endpoint without prompt log-probs, and a vocabulary that is not the student's.
     """
     runs: dict[pathlib.Path, TeacherRun] = {}
-    sources: dict[tuple, TeacherSource] = {}
+    sources: dict[tuple, TeacherSource | EndpointSource] = {}
     found = {}
     for role, section in config.teachers.items():
+        if section.url is not None and not ask:
+            continue
         key, student = _key(role, section), plan.assignment.roles[role]
         try:
             if section.run is not None:
                 if (place := pathlib.Path(section.run).resolve()) not in runs:
                     runs[place] = _open_run(key, pathlib.Path(section.run))
                 source = _source_of_run(key, role, section, plan.shapes[student].vocab_size, runs[place])
+            elif section.url is not None:
+                source = _source_of_endpoint(key, role, section, plan.shapes[student].vocab_size)
             else:
                 source = _source_of_files(key, section, plan, student)
-            _check_vocabulary(source, student, student_tokenizer(plan, student))
+            if source.identity not in sources:
+                _check_vocabulary(source, student, student_tokenizer(plan, student))
         except (ValueError, OSError) as error:
             raise ConfigError(str(error) if isinstance(error, ConfigError) else f"{key}: {error}") from error
         found[role] = sources.setdefault(source.identity, source)
@@ -143,8 +168,8 @@ def find_teachers(config: config_dict.ConfigDict, plan: Plan) -> dict[str, Teach
 
 
 def teacher_shapes(config: config_dict.ConfigDict, plan: Plan) -> list[ModelConfig]:
-    """The shapes of the distinct teachers of a config, for plans of memory. Raises `ConfigError` as `find_teachers`."""
-    return [source.config for source in {id(one): one for one in find_teachers(config, plan).values()}.values()]
+    """The shapes of the distinct teachers that a config's run holds, for plans of memory. Raises `ConfigError` as `find_teachers`."""
+    return [source.config for source in {id(one): one for one in find_teachers(config, plan, ask=False).values()}.values()]
 
 
 def student_tokenizer(plan: Plan, model: str) -> Tokenizer | None:
@@ -169,6 +194,17 @@ def _source_of_run(key: str, role: str, section: config_dict.ConfigDict, vocab_s
         raise ConfigError(f"{key} has no parameters of a model {model!r} (config.teachers.{role}.model); {hints.suggestion(model, names)}")
     step, tokenizer = _step_of(key, section.run, section.step), student_tokenizer(run.plan, model)
     return TeacherSource(key, "run", section.run, run.plan.shapes[model], vocab_size, tokenizer, step, model, run)
+
+
+def _source_of_endpoint(key: str, role: str, section: config_dict.ConfigDict, vocab_size: int) -> EndpointSource:
+    """A model behind an endpoint. Raises `ValueError` for no address, or a key that is not set or would travel unencrypted."""
+    from marl_llm.tools.teacher_endpoint import TeacherEndpoint, TeacherServer
+    from marl_llm.training import processes
+
+    if processes.number() > 1:
+        raise ValueError(f"a teacher behind an endpoint needs one process, and here are {processes.number()}: all would ask it")
+    server = TeacherServer(section.url, section.model or role, section.key_env, section.timeout_s or TeacherServer.timeout_s)
+    return EndpointSource(key, TeacherEndpoint(server, vocab_size))
 
 
 def _open_run(key: str, directory: pathlib.Path) -> TeacherRun:
@@ -209,20 +245,40 @@ def _tokenizer_of_files(key: str, place: str, own: Tokenizer | None) -> Tokenize
         return None
 
 
-def _check_vocabulary(source: TeacherSource, student: str, own: Tokenizer | None) -> None:
+def _check_vocabulary(source: TeacherSource | EndpointSource, student: str, own: Tokenizer | None) -> None:
     """Raises `ConfigError` where an id of the student means another thing to the teacher, or nothing. Rows that pad a teacher's vocabulary
-    may be more than the student's."""
+    may be more than the student's. An endpoint is asked for its last id and for the texts of a few."""
     from marl_llm.text.vocabularies import vocabulary_difference
+    from marl_llm.tools.teacher_endpoint import TeacherError
 
     needed = "; a teacher scores the very ids that the student samples, so both need one vocabulary"
+    if isinstance(source, EndpointSource):
+        words = {} if own is None else _plain_words(own, source.endpoint.vocab_size)
+        try:
+            texts = source.endpoint.pieces([*words, source.endpoint.vocab_size - 1])
+        except TeacherError as error:
+            raise ConfigError(f"{source.key}: {error}") from error
+        for i, word in words.items():
+            if i in texts and texts[i].strip() != word:
+                raise ConfigError(f"{source.key} has another tokenizer than model {student!r}: {i} is {texts[i]!r:.40}, not {word!r}{needed}")
+        return
     if own is not None and source.tokenizer is not None and (difference := vocabulary_difference(source.tokenizer, own)):
         raise ConfigError(f"{source.key} has another tokenizer than model {student!r}: {difference}{needed}")
     if source.shape.vocab_size < source.vocab_size:
         raise ConfigError(f"{source.key} has {source.shape.vocab_size} tokens, and model {student!r} has {source.vocab_size}{needed}")
 
 
-def make_teachers(sources: dict[str, TeacherSource], config: config_dict.ConfigDict, mesh: Any) -> dict[str, Teacher]:
-    """Role -> its teacher with its parameters on the mesh; the same object for roles that have one source.
+def _plain_words(tokenizer: Tokenizer, size: int) -> dict[int, str]:
+    """Id -> text, of a few ids whose text is letters, spread over a vocabulary."""
+    texts = {i: tokenizer.decode([i]).strip() for i in range(0, size, max(1, size // (16 * PROBES)))}
+    words = {i: text for i, text in texts.items() if text.isascii() and text.isalpha()}
+    return dict(list(words.items())[:: max(1, len(words) // PROBES)][:PROBES])
+
+
+def make_teachers(
+    sources: dict[str, TeacherSource | EndpointSource], config: config_dict.ConfigDict, mesh: Any
+) -> dict[str, Teacher | TeacherEndpoint]:
+    """Role -> its teacher, with its parameters on the mesh if it is held here; the same object for roles that have one source.
 
     `config` is that of the students' run, whose seed a preset begins with. Raises `ConfigError` for parameters that cannot be read.
     """
@@ -230,9 +286,12 @@ def make_teachers(sources: dict[str, TeacherSource], config: config_dict.ConfigD
     from marl_llm.training.distillation import Teacher, cut_vocabulary
     from marl_llm.training.learner import frozen_base
 
-    made: dict[int, Teacher] = {}
+    made: dict[int, Teacher | TeacherEndpoint] = {}
     for source in sources.values():
         if id(source) in made:
+            continue
+        if isinstance(source, EndpointSource):
+            made[id(source)] = source.endpoint
             continue
         try:
             params = _run_params(source, mesh) if source.run else _file_params(source, config, mesh)

@@ -109,6 +109,7 @@ def train_run(config: config_dict.ConfigDict, workdir: pathlib.Path, launch: Lau
 
 def _explain(error: Exception, plan, workdir: pathlib.Path) -> TrainingError | None:
     """A `TrainingError` of one line, with the traceback in a file; None for an error that says all itself, or is no user's to mend."""
+    from marl_llm.tools.teacher_endpoint import TeacherError
     from marl_llm.training import processes
     from marl_llm.workflows import RolloutError
 
@@ -117,8 +118,8 @@ def _explain(error: Exception, plan, workdir: pathlib.Path) -> TrainingError | N
         return None
     trace = workdir / ("error.txt" if processes.leads() else f"error_{processes.rank()}.txt")
     trace.write_text("".join(traceback.format_exception(error)))
-    every_play_failed = isinstance(error, RolloutError)  # which another try need not meet again
-    after = "Once that is mended, the same command goes on from the last checkpoint. " if every_play_failed else ""
+    passes = isinstance(error, RolloutError | TeacherError)  # which another try need not meet again
+    after = "Once that is mended, the same command goes on from the last checkpoint. " if passes else ""
     return TrainingError(f"{said.rstrip('.')}. {after}The whole traceback is in {trace}")
 
 

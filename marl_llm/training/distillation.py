@@ -1,7 +1,8 @@
 """Teachers in an update: a frozen model per role, scored on the very rows that the update packs, its divergence added to the loss.
 
-A teacher may be larger than its student; it has the same vocabulary. Roles of one model may have different teachers, and roles of several
-models the same one, which is then held once. Where a micro-batch holds no response of a teacher's roles, its forward pass is skipped.
+A teacher may be larger than its student, or stand behind an endpoint (`outside_teachers`); it has the same vocabulary. Roles of one model
+may have different teachers, and roles of several models the same one, which is then held once. Where a micro-batch holds no response of a
+teacher's roles, its forward pass is skipped.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from marl_llm.algorithms import Recipe, divergence, reduce_parts, sampled_reverse_kl
+from marl_llm.algorithms import Recipe, bins_of, divergence, reduce_parts, sampled_reverse_kl
 from marl_llm.models import ModelConfig, TokenScores
-from marl_llm.models.comparison import Comparison, compare_hidden
+from marl_llm.models.comparison import Comparison, compare_hidden, compare_told
 from marl_llm.models.log_probs import score_hidden
 from marl_llm.models.packed import packed_hidden
+from marl_llm.training.outside_teachers import OutsideTeacher
 from marl_llm.training.packing import PackedRows
 from marl_llm.training.scoring import by_row, by_sample, response_where, sample_where
 from marl_llm.training.steps import Sums
@@ -43,16 +45,18 @@ class Teaching:
     """Who teaches whom, as the programs of an update know it.
 
     Attributes:
-      configs: shapes of the distinct teachers. of: agent number -> place of its teacher in `configs`, -1 for none.
+      configs: shapes of the distinct teachers that are held here. of: agent number -> place of its teacher in `configs`, -1 for none.
+      outside: numbers of the agents whose teachers are behind endpoints.
     """
 
     configs: tuple[ModelConfig, ...]
     of: tuple[int, ...]
+    outside: tuple[int, ...] = ()
 
     @property
     def agents(self) -> tuple[int, ...]:
         """Numbers of the agents that have a teacher."""
-        return tuple(agent for agent, teacher in enumerate(self.of) if teacher >= 0)
+        return tuple(agent for agent, teacher in enumerate(self.of) if teacher >= 0 or agent in self.outside)
 
 
 class Frozen(NamedTuple):
@@ -78,20 +82,23 @@ def cut_vocabulary(params: dict, size: int) -> dict:
     return params | cut
 
 
-def teaching_of(student: ModelConfig, roles: Sequence[str], teachers: Mapping[str, Teacher]) -> tuple[Teaching | None, list[Teacher]]:
-    """(who teaches whom, the distinct teachers) of a model; (None, []) without any. Raises `ValueError` for another vocabulary."""
-    distinct = list({id(teacher): teacher for teacher in teachers.values()}.values())
+def teaching_of(
+    student: ModelConfig, roles: Sequence[str], teachers: Mapping[str, Teacher | OutsideTeacher]
+) -> tuple[Teaching | None, list[Teacher]]:
+    """(who teaches whom, the distinct teachers that are held here) of a model; (None, []) without any. Raises `ValueError` for another
+    vocabulary."""
+    distinct = list({id(teacher): teacher for teacher in teachers.values() if isinstance(teacher, Teacher)}.values())
     for role, teacher in teachers.items():
-        if teacher.config.vocab_size != student.vocab_size:
-            raise ValueError(
-                f"the teacher of {role} has {teacher.config.vocab_size} tokens and the student {student.vocab_size}: they need one "
-                f"tokenizer"
-            )
-    if not distinct:
+        size = teacher.config.vocab_size if isinstance(teacher, Teacher) else teacher.vocab_size
+        if size != student.vocab_size:
+            raise ValueError(f"the teacher of {role} has {size} tokens and the student {student.vocab_size}: they need one tokenizer")
+    if not teachers:
         return None, []
     places = {id(teacher): place for place, teacher in enumerate(distinct)}
-    teacher_of = tuple(places[id(teachers[role])] if role in teachers else -1 for role in roles)
-    return Teaching(tuple(dataclasses.replace(teacher.config, value_head=False) for teacher in distinct), teacher_of), distinct
+    teacher_of = tuple(places.get(id(teachers.get(role)), -1) for role in roles)
+    outside = tuple(agent for agent, role in enumerate(roles) if role in teachers and teacher_of[agent] < 0)
+    configs = tuple(dataclasses.replace(teacher.config, value_head=False) for teacher in distinct)
+    return Teaching(configs, teacher_of, outside), distinct
 
 
 def agents_beside(teaching: Teaching | None, rows: PackedRows, agent: np.ndarray) -> dict[str, Float[np.ndarray, "B Q"]]:
@@ -106,14 +113,15 @@ def agents_beside(teaching: Teaching | None, rows: PackedRows, agent: np.ndarray
 
 
 def score_taught(
-    recipe: Recipe, teaching: Teaching, student: tuple[ModelConfig, dict], teachers: tuple, rows: PackedRows, agents: Float[Array, "B Q"]
+    recipe: Recipe, teaching: Teaching, student: tuple[ModelConfig, dict], teachers: tuple, rows: PackedRows, columns: Mapping[str, Array]
 ) -> tuple[TokenScores, Taught]:
     """The student's scores of packed rows, and what its teachers say of them; one forward pass of each.
 
     Args:
       student: its shape and parameters. teachers: parameters, in the order of `teaching.configs`.
-      agents: see `agents_beside`.
+      columns: see `agents_beside`, and `TaughtTokens.beside` where teachers are behind endpoints.
     """
+    agents = columns["agents"]
     weight, hidden = packed_hidden(*student, *rows.inputs[:5])
     scored = score_hidden(weight, hidden, rows.targets, recipe.temperature, where=response_where(rows))
     total, gap = jnp.zeros(rows.targets.shape), jnp.zeros(rows.targets.shape)
@@ -123,6 +131,10 @@ def score_taught(
         comparison = _compare(recipe, (weight, hidden), (config, teachers[place]), rows, scored, where)
         total += comparison.divergence
         gap += jnp.where(where, scored.log_probs - comparison.teacher_log_probs, 0)
+    if teaching.outside:
+        where = functools.reduce(jnp.logical_or, [agents == agent + 1 for agent in teaching.outside])
+        total += _compare_told(recipe, (weight, hidden), scored, columns, where)
+        gap += jnp.where(where, scored.log_probs - columns["taught_log_probs"], 0)
     return scored, Taught(total, jax.lax.stop_gradient(gap), agents)
 
 
@@ -143,6 +155,17 @@ def _compare(recipe: Recipe, student: tuple, teacher: tuple, rows: PackedRows, s
         divergence, kind=recipe.distill_divergence, beta=recipe.distill_beta, top_k=recipe.distill_top_k
     )  # fmt: skip
     return compare_hidden(measure, student, goal, rows.targets, where, recipe.temperature)
+
+
+def _compare_told(recipe: Recipe, student: tuple, scored: TokenScores, columns: Mapping[str, Array], where: Array) -> Array:
+    """The divergence from teachers behind endpoints where `where` is True, 0 elsewhere."""
+    if recipe.distill_divergence == "sampled":
+        return sampled_reverse_kl(scored.log_probs, columns["taught_log_probs"], where=where)
+
+    def measure(log_probs, ids, bins):
+        return divergence(bins_of(log_probs, ids), bins, kind=recipe.distill_divergence, beta=recipe.distill_beta)
+
+    return compare_told(measure, student, (columns["taught_ids"], columns["taught_bins"]), where)
 
 
 def add_distillation(recipe: Recipe, teaching: Teaching, loss: tuple[Array, Sums], rows: PackedRows, taught: Taught) -> tuple[Array, Sums]:

@@ -29,6 +29,7 @@ from marl_llm.models import (
 )
 from marl_llm.training.distillation import Teacher, Teaching, teaching_of
 from marl_llm.training.host_copies import to_device, to_host
+from marl_llm.training.outside_teachers import OutsideTeacher, TaughtTokens, ask_teachers
 from marl_llm.training.packing import Tokens
 from marl_llm.training.processes import put
 from marl_llm.training.scoring import make_token_kl
@@ -59,7 +60,7 @@ class ModelSpec:
     lora: LoraConfig | None = None
     sampler: Any = None
     options: LearnerOptions | None = None
-    teachers: Mapping[str, Teacher] = dataclasses.field(default_factory=dict)
+    teachers: Mapping[str, Teacher | OutsideTeacher] = dataclasses.field(default_factory=dict)
 
 
 def with_value_head(params: dict) -> dict:
@@ -127,6 +128,7 @@ class Learner:
         head = options.has_critic and options.critic == "head"
         self.spec, self.options, self.mesh = dataclasses.replace(spec, params={}, teachers={}), options, mesh
         teaching, teachers = teaching_of(spec.config, roles, spec.teachers if options.recipe.distill_coef else {})
+        self._outside = {agent: spec.teachers[roles[agent]] for agent in (teaching.outside if teaching else ())}
         self._teachers = tuple(frozen_base(teacher.config, teacher.params, mesh) for teacher in teachers)
         self.config = dataclasses.replace(spec.config, value_head=True) if head else spec.config
         self._imitate, self._update, self._token_kl = _programs(spec.config, spec.lora, mesh, options, teaching)
@@ -227,6 +229,11 @@ class Learner:
         """KL of each chosen sample to this model as it began, summed over its tokens: what `kl_where="reward"` charges. `[len(chosen)]`."""
         return self._token_kl(self.reference, tokens, chosen)[chosen].sum(axis=1)
 
+    def ask_teachers(self, tokens: Tokens, table: Samples) -> TaughtTokens | None:
+        """What teachers behind endpoints say of a step's samples, for `learn`; None where no role of this model has one. Raises
+        `TeacherError`."""
+        return ask_teachers(self.options.recipe, self._outside, tokens, table)
+
     def learn(
         self,
         tokens: Tokens,
@@ -237,15 +244,17 @@ class Learner:
         seed: int,
         advantages: Advantages | None,
         kl_coef: float,
+        taught: TaughtTokens | None = None,
     ) -> dict[str, float]:
-        """One step of reinforcement on the team's samples; `plays [N]` says whose are this model's. Returns the update's
-        metrics and, beside `log_prob_gap`, the bound of a healthy one for this dtype. Raises `ValueError` if the recipe distils and no
-        role of this model has a teacher."""
-        if self.options.recipe.distill_coef and not self._teachers:
+        """One step of reinforcement on the team's samples: the update's metrics and, beside `log_prob_gap`, the bound of a healthy one for
+        this dtype. `plays [N]` says whose samples are this model's; `taught` is what `ask_teachers` gave. Raises `ValueError` if the recipe
+        distils and no role of this model has a teacher."""
+        if self.options.recipe.distill_coef and not (self._teachers or self._outside):
             raise ValueError(f"distill_coef={self.options.recipe.distill_coef:g} needs a teacher for a role of the model: set teachers")
         self.trained, figures = self._update(
             self.trained, self.reference, tokens, table, plays, learning_rate, seed,
             critic_learning_rate=critic_learning_rate, base=self.base, advantages=advantages, kl_coef=kl_coef, teachers=self._teachers,
+            taught=taught,
         )  # fmt: skip
         self.version += 1
         bound = log_prob_gap_bound(self.config.compute_dtype)  # beside the gap, for whoever judges it

@@ -231,11 +231,13 @@ class Team(abc.ABC):
         Learning rates are one for all models, or a mapping by model.
 
         Advantages are computed once, over the whole team's table. Beside the update's metrics: clip_fraction, `staleness`, kl_coef and,
-        instead of tied_share/<agent>, tied_share/<role>. A batch without a sample that trains changes nothing and returns {}.
+        instead of tied_share/<agent>, tied_share/<role>. A batch without a sample that trains changes nothing and returns {}. Raises
+        `TeacherError`, before anything has changed, if a teacher behind an endpoint does not answer.
         """
         names, recipe = self.assignment.training(batch.step), self.options.recipe
         if not np.any(batch.table.where):
             return {}
+        taught = {name: self.learners[name].ask_teachers(batch.tokens, batch.table) for name in names}  # before anything is learned
         table = self.learned_table(batch)
         plays = {name: np.asarray([self.assignment.roles[role] == name for role in self.roles]) for name in names}
         advantages = None
@@ -248,7 +250,7 @@ class Team(abc.ABC):
 
         def learn(name):
             learner = self.learners[name]
-            return learner.learn(batch.tokens, table, plays[name], *rates[name], seed, advantages, self.kl_coef[name])
+            return learner.learn(batch.tokens, table, plays[name], *rates[name], seed, advantages, self.kl_coef[name], taught[name])
 
         for name, metrics in at_once(self.parts, names, learn).items():
             figures[name] = self.figures_of_update(name, metrics, staleness(batch, plays[name], versions[name]))

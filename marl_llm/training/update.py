@@ -31,6 +31,7 @@ from marl_llm.training.critic import critic_loss, explained_variance
 from marl_llm.training.distillation import Frozen, Teaching, add_distillation, agents_beside, score_taught
 from marl_llm.training.mesh import compiled_step, data_axis, summed
 from marl_llm.training.minibatches import minibatches_of, over_minibatches, prompts_of
+from marl_llm.training.outside_teachers import TaughtTokens
 from marl_llm.training.packing import PackedRows, Tokens, TokenSample
 from marl_llm.training.scoring import (
     beside_inputs,
@@ -179,7 +180,7 @@ def policy_step(
             if head:
                 values, scored = packed_values(*model, microbatch, recipe.temperature)
             elif teaching:
-                scored, taught = score_taught(recipe, teaching, model, frozen.teachers, microbatch, columns["agents"])
+                scored, taught = score_taught(recipe, teaching, model, frozen.teachers, microbatch, columns)
             else:
                 scored = score_packed(*model, *microbatch.inputs, recipe.temperature, **beside_inputs(microbatch))
             ref = reference_scores(recipe, config, frozen.reference, microbatch)
@@ -316,6 +317,7 @@ class Update:
         advantages: Advantages | None = None,
         kl_coef: float | None = None,
         teachers: tuple = (),
+        taught: TaughtTokens | None = None,
     ) -> tuple[Trained, dict[str, float | int]]:
         """One step's update.
 
@@ -325,6 +327,7 @@ class Update:
           tokens, table: `Tokens` (or a list of `TokenSample`) of all samples of the team, and their columns `[S]` in the same order.
           plays: `[N]` bool, which agents the model plays and is trained on.
           learning_rate: float. seed: int, with the epoch's number it orders the prompts. teachers: parameters, as `teaching.configs`.
+          taught: of `ask_teachers`, where `teaching.outside` names agents.
           critic_learning_rate: of a critic of its own; None: as the policy's. base: frozen parameters under adapters.
           advantages: of this table; None: they are computed here. kl_coef: β where it is steered; None: the recipe's.
         With `kl_where="reward"` and no critic, `table.kl` is charged; if it is None, the reference charges every sample that counts.
@@ -359,6 +362,7 @@ class Update:
         def packed(chosen: list[int]) -> tuple[PackedRows, dict]:
             rows = tokens.pack(chosen, options.row_tokens, self._devices, few_shapes(options.microbatch_tokens))
             arrays = {name: by_row(rows, x) for name, x in critic_arrays.items()} | agents_beside(self._teaching, rows, table.agent)
+            arrays |= {} if taught is None else taught.beside(tokens, rows)
             spread = per_sample if advantages.estimates.ndim == 1 else by_row
             return rows, arrays | {"advantages": spread(rows, advantages.estimates)}
 

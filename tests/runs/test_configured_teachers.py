@@ -87,7 +87,9 @@ def test_a_team_is_distilled_into_one_model(team, student):
         distances = metrics_of(student, f"model/first_second/distill_kl/{role}")
         assert distances[0] > 0.5
         assert distances[-1] < 0.5 * distances[0], distances
-    assert read_record(student)["config"]["teachers"]["second"] == dict(run=str(team), step=1, model=None, path=None, preset=None)
+    assert read_record(student)["config"]["teachers"]["second"] == {
+        "run": str(team), "step": 1, "model": None, "path": None, "preset": None, "url": None, "key_env": None, "timeout_s": None
+    }  # fmt: skip
 
 
 def test_a_run_with_teachers_continues_as_if_it_had_not_stopped(team, student, tmp_path):
@@ -183,7 +185,7 @@ def test_what_a_teachers_run_would_send_is_refused_without_trust(team, tmp_path)
         find_teachers(config, plan)
 
 
-PRESET = {"preset": "nano"}
+PRESET, URL = {"preset": "nano"}, "http://127.0.0.1:9/v1"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,15 @@ PRESET = {"preset": "nano"}
     [
         ({}, {}, r"config\.recipe\.distill_coef=1 needs a teacher for a role of model 'first_second': set config\.teachers\.first\.run"),
         ({"frist": PRESET}, {}, r"config\.teachers\.frist teaches no role; did you mean 'first'"),
-        ({"first": {}}, {}, r"config\.teachers\.first names no teacher: set its run, path or preset"),
+        ({"first": {}}, {}, r"config\.teachers\.first names no teacher: set its run, path, url or preset"),
+        ({"first": {"url": URL, "path": "a"}}, {}, r"config\.teachers\.first\.url would have no effect: its path names the teacher"),
+        ({"first": PRESET | {"key_env": "KEY"}}, {}, r"config\.teachers\.first\.key_env would have no effect: it names no url"),
+        ({"first": PRESET | {"model": "x"}}, {}, r"config\.teachers\.first\.model would have no effect: it names no run or url"),
+        ({"first": {"url": URL}}, {}, r"first\.url: an endpoint tells no whole distributions, which recipe\.distill_divergence='reverse_kl'"),
+        ({"first": {"url": URL}}, {"recipe": ALONE | {"distill_top_k": 21}}, r"tells 20 likeliest tokens at most, and recipe\.distill_top_k=21"),
+        ({"first": {"url": URL}}, {"recipe": ALONE | {"distill_divergence": "sampled", "temperature": 0.5}},
+         r"first\.url: an endpoint tells log-probs at temperature 1, and recipe\.temperature=0\.5"),
+        ({"first": {"url": URL, "timeout_s": 0.0}}, {}, r"config\.teachers\.first\.timeout_s=0"),
         ({"first": PRESET | {"run": "a"}}, {}, r"config\.teachers\.first\.preset would have no effect: its run names the teacher"),
         ({"first": PRESET | {"step": 2}}, {}, r"config\.teachers\.first\.step would have no effect: it names no run"),
         ({"first": {"run": "a", "step": -1}}, {}, r"config\.teachers\.first\.step=-1 must be at least 0"),

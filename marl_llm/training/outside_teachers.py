@@ -1,0 +1,88 @@
+"""Teachers behind endpoints in an update: they are asked before it, and what they said lies beside the packed rows.
+
+All teachers of a step are asked before any model learns, so that one which does not answer leaves the team as it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from marl_llm.algorithms import Recipe, Samples
+from marl_llm.tools.teacher_endpoint import StudentSample, TaughtSample, tail_log_probs
+from marl_llm.training.packing import PackedRows, Tokens
+
+
+@runtime_checkable
+class OutsideTeacher(Protocol):
+    """Whoever scores samples elsewhere, e.g. a `TeacherEndpoint`."""
+
+    vocab_size: int  # of the student
+
+    def score(self, samples: Sequence[StudentSample], top_k: int = 0) -> list[TaughtSample]:
+        """What the teacher says of each sample, in their order. Raises `TeacherError`."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TaughtTokens:
+    """What outside teachers said of a step's response tokens, in the order of `Tokens.log_probs`; 0 where nobody was asked.
+
+    Attributes:
+      log_probs: of the tokens. top_ids: the teacher's K likeliest in their places; K is 0 where only the tokens' own are compared.
+      bins: the log-probs of these, and of all others together.
+    """
+
+    log_probs: Float[np.ndarray, "Y"]
+    top_ids: Int[np.ndarray, "Y K"]
+    bins: Float[np.ndarray, "Y C"]
+
+    def beside(self, tokens: Tokens, rows: PackedRows) -> dict[str, np.ndarray]:
+        """Columns of packed rows: "taught_log_probs" `[B, Q]`, "taught_ids" `[B, Q, K]` and "taught_bins" `[B, Q, C]`, 0 in padding."""
+        columns = {"taught_log_probs": self.log_probs, "taught_ids": self.top_ids, "taught_bins": self.bins}
+        found = {name: np.zeros((*rows.targets.shape, *x.shape[1:]), x.dtype) for name, x in columns.items()}
+        for b, n in np.argwhere(rows.sample >= 0):
+            start, length = rows.first[b, n], rows.length[b, n]
+            at = int(tokens.response_at[rows.sample[b, n]])
+            for name, column in columns.items():
+                found[name][b, start : start + length] = column[at : at + length]
+        return found
+
+
+def top_k_of(recipe: Recipe) -> int:
+    """How many of a teacher's likeliest tokens a recipe's divergence reads. Raises `ValueError` for one of whole vocabularies."""
+    if recipe.distill_divergence == "sampled":
+        return 0
+    if recipe.distill_top_k is None:
+        raise ValueError(
+            f"distill_divergence={recipe.distill_divergence!r} compares whole vocabularies, which no endpoint tells: set distill_top_k, or "
+            "distill_divergence='sampled'"
+        )
+    return recipe.distill_top_k
+
+
+def ask_teachers(recipe: Recipe, teachers: Mapping[int, OutsideTeacher], tokens: Tokens, table: Samples) -> TaughtTokens | None:
+    """Asks the teachers, by agent number, about a step's samples, each once for all its agents. None without teachers. Raises
+    `TeacherError`."""
+    if not teachers:
+        return None
+    top_k, count = top_k_of(recipe), len(tokens.log_probs)
+    columns = TaughtTokens(np.zeros(count, np.float32), np.zeros((count, top_k), np.int32), np.zeros((count, top_k + 1), np.float32))
+    ids = np.asarray(tokens.ids)
+    responses = ids[len(ids) - count :]
+    counts = np.ones(len(tokens), bool) if table.where is None else np.asarray(table.where)
+    for teacher in {id(one): one for one in teachers.values()}.values():
+        agents = [agent for agent, one in teachers.items() if one is teacher]
+        chosen = np.flatnonzero(counts & np.isin(table.agent, agents))
+        places = [slice(at, at + size) for at, size in zip(tokens.response_at[chosen].tolist(), tokens.size[chosen].tolist(), strict=True)]
+        starts, sizes = tokens.prompt_at[chosen].tolist(), tokens.prompt_size[chosen].tolist()
+        prompts = [ids[at : at + size] for at, size in zip(starts, sizes, strict=True)]
+        samples = [StudentSample(prompt, responses[place]) for prompt, place in zip(prompts, places, strict=True)]
+        for place, taught in zip(places, teacher.score(samples, top_k), strict=True):
+            columns.log_probs[place], columns.top_ids[place] = taught.log_probs, taught.top_ids
+            columns.bins[place] = np.concatenate([taught.top_log_probs, tail_log_probs(taught.top_log_probs)[:, None]], axis=1)
+    return columns

@@ -1,0 +1,179 @@
+"""A teacher behind an endpoint: what it says is read whole, or is a failure of one line that names its address."""
+
+import contextlib
+import http.server
+import json
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from marl_llm.tools import teacher_endpoint
+from marl_llm.tools.teacher_endpoint import StudentSample, TeacherEndpoint, TeacherError, TeacherServer, tail_log_probs
+
+SAMPLE = StudentSample(np.asarray([1, 2]), np.asarray([3, 4, 5]))
+KEY = "a-secret-key"
+
+
+def told(prompt, top):
+    """The log-probs of a teacher that gives token t the log-prob -t / 4, and finds 0 to `top - 1` the likeliest."""
+    def entry(token):
+        return {"logprob": -token / 4 - 1, "rank": token + 1, "decoded_token": f"<{token}>"}
+
+    return [None, *({str(t): entry(t) for t in {token, *range(top)}} for token in prompt[1:])]
+
+
+def answered(body):
+    return 200, {"choices": [{"text": "", "prompt_logprobs": told(body["prompt"], body["prompt_logprobs"])}]}
+
+
+class StandIn:
+    """A server that answers its requests one after the other as `answers` say, and then with the last of them."""
+
+    def __init__(self, *answers):
+        self.answers, self.asked, self.keys, self._lock = list(answers), [], [], threading.Lock()
+        stand_in = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with stand_in._lock:
+                    stand_in.asked.append((self.path, body))
+                    stand_in.keys.append(self.headers.get("Authorization"))
+                    answer = stand_in.answers.pop(0) if len(stand_in.answers) > 1 else stand_in.answers[0]
+                status, said = answer(body)
+                said = said if isinstance(said, bytes) else json.dumps(said).encode()
+                with contextlib.suppress(OSError):
+                    self.send_response(status)
+                    self.send_header("Content-Length", str(len(said)))
+                    self.send_header("Location", "/elsewhere/completions")
+                    self.end_headers()
+                    self.wfile.write(said)
+
+            def log_message(self, format, *args):
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+
+    def __enter__(self):
+        threading.Thread(target=self._server.serve_forever, kwargs=dict(poll_interval=0.01), daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(teacher_endpoint, "PAUSE_S", 0.01)
+    monkeypatch.setenv("TEACHER_KEY", KEY)
+
+
+def endpoint(url, timeout_s=20.0, vocab_size=50):
+    return TeacherEndpoint(TeacherServer(url, "big", "TEACHER_KEY", timeout_s), vocab_size)
+
+
+def changed(**fields):
+    """A right answer with other fields in its choice."""
+    def answer(body):
+        status, said = answered(body)
+        said["choices"][0] |= fields
+        return status, said
+
+    return answer
+
+
+def test_samples_are_asked_for_as_ids_and_read_in_their_order():
+    with StandIn(answered) as server:
+        other = StudentSample(np.asarray([7]), np.asarray([8]))
+        first, second = endpoint(server.url + "/").score([SAMPLE, other], top_k=2)
+    path, body = next(one for one in server.asked if len(one[1]["prompt"]) == 5)
+    assert (path, body["prompt"], body["prompt_logprobs"], body["max_tokens"]) == ("/v1/completions", [1, 2, 3, 4, 5], 2, 0)
+    assert (body["model"], set(server.keys)) == ("big", {f"Bearer {KEY}"})
+    np.testing.assert_allclose(first.log_probs, [-1.75, -2, -2.25])
+    np.testing.assert_allclose(first.top_log_probs, [[-1, -1.25]] * 3)
+    np.testing.assert_array_equal(first.top_ids, [[0, 1]] * 3)
+    np.testing.assert_allclose(second.log_probs, [-3])
+    np.testing.assert_allclose(tail_log_probs(first.top_log_probs), np.log1p(-np.exp(-1) - np.exp(-1.25)), rtol=1e-6)
+
+
+def test_the_texts_of_ids_are_asked_for():
+    with StandIn(answered) as server:
+        assert endpoint(server.url).pieces([3, 9]) == {3: "<3>", 9: "<9>"}
+
+
+PASSING = (lambda _: (500, b"down"), lambda _: (429, b"busy"), lambda _: (200, b"{"), changed(prompt_logprobs=[None]))
+
+
+@pytest.mark.parametrize("fault", PASSING)
+def test_what_passes_is_asked_for_again(fault):
+    with StandIn(fault, fault, answered) as server:
+        np.testing.assert_allclose(endpoint(server.url).score([SAMPLE])[0].log_probs, [-1.75, -2, -2.25])
+        assert len(server.asked) == 3
+
+
+ENTRIES = told([1, 2, 3, 4, 5], 0)
+FAULTS = {
+    "status": (lambda _: (503, b"down\nfor a while"), 4, "(unavailable): status 503: down for a while"),
+    "refused": (lambda _: (400, b"no such model"), 1, "(refused): status 400: no such model"),
+    "redirected": (lambda _: (302, b""), 1, "(refused): status 302"),
+    "without log-probs": (changed(prompt_logprobs=None), 1, "(refused): its answers have no prompt_logprobs"),
+    "no JSON": (lambda _: (200, b"<html>"), 4, "(bad_reply): the answer has not one choice (not_json)"),
+    "no choice": (lambda _: (200, {"choices": []}), 4, "(bad_reply): the answer has not one choice"),
+    "too few": (changed(prompt_logprobs=ENTRIES[:-1]), 4, "(bad_reply): prompt_logprobs are not one per token"),
+    "another token": (changed(prompt_logprobs=[*ENTRIES[:-1], {"6": {"logprob": -1}}]), 4, "no entry of the token 5 in its place"),
+    "positive": (changed(prompt_logprobs=[*ENTRIES[:-1], {"5": {"logprob": 0.5}}]), 4, "(bad_reply): a log-prob of 0.5"),
+    "no number": (changed(prompt_logprobs=[*ENTRIES[:-1], {"5": {"logprob": "x"}}]), 4, "(bad_reply): a log-prob of x"),
+    "no object": (changed(prompt_logprobs=[*ENTRIES[:-1], {"5": -1.0}]), 4, "(bad_reply): prompt_logprobs have no entry"),
+    "its key": (lambda _: (400, KEY.encode()), 1, "status 400: [key]"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_teacher_that_does_not_answer_is_one_line_that_names_its_address(fault):
+    answer, attempts, message = FAULTS[fault]
+    with StandIn(answer) as server, pytest.raises(TeacherError) as found:
+        endpoint(server.url).score([SAMPLE])
+    line = str(found.value)
+    assert (message in line, "\n" in line, KEY in line, len(server.asked)) == (True, False, False, attempts), line
+    assert line.startswith(f"the teacher 'big' at {server.url} gave no prompt log-probs")
+
+
+def test_likeliest_tokens_must_be_as_many_as_were_asked_for_and_of_the_vocabulary():
+    certain = told([1, 2, 3, 4, 5], 2)
+    certain[-1] = {str(token): {"logprob": -0.1} for token in (0, 1, 5)}
+    for server, vocab_size, message in (
+        (StandIn(changed(prompt_logprobs=ENTRIES)), 50, "1 likeliest tokens in place of 2"),
+        (StandIn(answered), 1, "the token '1', which the student's vocabulary of 1 has not"),
+        (StandIn(changed(prompt_logprobs=certain)), 50, "probabilities of more than 1 together"),
+    ):
+        with server, pytest.raises(TeacherError, match=message):
+            endpoint(server.url, vocab_size=vocab_size).score([SAMPLE], top_k=2)
+
+
+def test_one_that_hangs_or_is_gone_fails_within_its_attempts_and_leaves_no_thread():
+    hanging = threading.Event()
+    start = time.monotonic()
+    with StandIn(lambda body: hanging.wait(30) and answered(body) or answered(body)) as server:
+        with pytest.raises(TeacherError, match=r"after 4 attempts \(deadline\): no complete answer in 0.2 s"):
+            endpoint(server.url, 0.2).score([SAMPLE] * 20)
+        hanging.set()
+    with pytest.raises(TeacherError, match=r"after 4 attempts \(unavailable\)"):
+        endpoint(server.url).score([SAMPLE])
+    assert time.monotonic() - start < 15
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("teacher")] == []
+
+
+def test_an_address_that_would_show_a_key_is_refused():
+    for url, key_env, message in (
+        ("ftp://x/v1", None, "not an http"),
+        ("http://user:word@127.0.0.1/v1", None, "must not hold a user"),
+        ("http://192.0.2.1/v1", "TEACHER_KEY", "would travel unencrypted"),
+        ("https://192.0.2.1/v1", "NO_SUCH_VARIABLE", "holds no key"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TeacherServer(url, "big", key_env)
