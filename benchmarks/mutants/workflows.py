@@ -113,8 +113,16 @@ FAULTS = {
         "an MCP tool fills the prompt": ("> MAX_TOLD:", "> MAX_TOLD * 100:"),
         "a call has no deadline of its own": ("timeout_s + PING_GRACE_S)", "timeout_s)"),
     },
+    ("marl_llm/tools/_mcp_http.py", "tests/tools/test_mcp_http.py"): {
+        "an MCP server's answer has any size": ("size > MAX_LINE", "False"),
+        "an MCP server may compress": ("response.headers.get(\"content-encoding\", \"identity\").lower() != \"identity\"", "False"),
+        "a status is an answer": ("if kind is not None and request.method == \"POST\":", "if False:"),
+        "a dropped connection ends nothing": ("        except (httpx2.TransportError, OSError) as error:\n            self._connection", "        except ZeroDivisionError as error:\n            self._connection"),
+        "a stream of a server's own is opened": ("if request.method == \"GET\":", "if False:"),
+        "the last reason counts": ("self._fault = self._fault or McpFailure", "self._fault = McpFailure"),
+    },
     ("marl_llm/tools/mcp_server.py", "tests/workflows/test_mcp_tools.py"): {
-        "an MCP server that has ended is asked again": ("(opened.exception() or opened.result().ended.is_set())", "False"),
+        "an MCP server that has ended is asked again": ("(self._stop.is_set() or opened.exception() or opened.result().ended.is_set())", "False"),
         "an MCP server that is deaf goes on": ("        except (TimeoutError, McpFailure):\n            await self._end()", "        except (TimeoutError, McpFailure):\n            pass"),
         "every deadline ends an MCP server": ("            await self._end_unless_alive()\n", "            await self._end()\n"),
         "each call starts an MCP server": ("if self._holder is None or self._holder.done():", "if True:"),

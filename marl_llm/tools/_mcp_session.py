@@ -1,4 +1,4 @@
-"""A session of the package `mcp` with a server on this machine; see `marl_llm.tools.mcp_server`.
+"""A session of the package `mcp`, and how it reaches a server on this machine; see `marl_llm.tools.mcp_server`, and `_mcp_http` for others.
 
 The package reads lines of any length, so the process and its pipes are kept here: a line beyond the bound ends the server.
 """
@@ -11,7 +11,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import anyio
 
@@ -23,16 +23,22 @@ INHERITED = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
 CLOSED = (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError)  # a pipe or a stream at its end
 
 
+@runtime_checkable
+class McpConnection(Protocol):
+    """What carries a session's messages."""
+
+    ended: asyncio.Event  # set when it carries no more
+
+    def failure(self, message: str = "") -> McpFailure:
+        """Why there is no answer; `message` is the package's reason."""
+        ...
+
+
 class PackageSession:
-    """See `mcp_server.McpSession`.
+    """See `mcp_server.McpSession`."""
 
-    Attributes:
-      ended: set when the server has closed its output.
-    """
-
-    def __init__(self, process: ServerProcess):
-        self._process, self.ended = process, process.ended
-        self.client: Any = None  # `mcp.ClientSession`
+    def __init__(self, connection: McpConnection, client: Any):
+        self._connection, self.ended, self._client = connection, connection.ended, client
 
     async def list_tools(self) -> list[McpTool]:
         """All pages of the list. Raises `McpFailure`."""
@@ -42,9 +48,9 @@ class PackageSession:
         found, params = [], None
         while True:
             try:
-                page = await self._asked(self.client.list_tools(params=params))
+                page = await self._asked(self._client.list_tools(params=params))
             except MCPError as error:
-                raise self._process.failure() if self.ended.is_set() else McpFailure(FailureKind.REFUSED, error.message) from None
+                raise McpFailure(FailureKind.REFUSED, error.message) from None
             found += [McpTool(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
             if len(found) > MAX_TOOLS:
                 raise McpFailure(FailureKind.BAD_REPLY, f"it lists more than {MAX_TOOLS} tools")
@@ -55,13 +61,10 @@ class PackageSession:
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> McpAnswer:
         """One call. Raises `McpFailure`."""
         from mcp import MCPError
-        from mcp.types import CONNECTION_CLOSED
 
         try:
-            result = await self._asked(self.client.call_tool(name, dict(arguments)))
+            result = await self._asked(self._client.call_tool(name, dict(arguments)))
         except MCPError as error:
-            if error.code == CONNECTION_CLOSED:
-                raise self._process.failure() from None
             return McpAnswer(error.message, is_error=True)
         return McpAnswer(text_of(result.content, result.structured_content), result.is_error)
 
@@ -70,15 +73,18 @@ class PackageSession:
         from mcp import MCPError
 
         with contextlib.suppress(MCPError):
-            await self._asked(self.client.send_ping())
+            await self._asked(self._client.send_ping())
 
     async def _asked(self, answer: Any) -> Any:
         """What is awaited. Raises `McpFailure` for what cannot be read, and the package's `MCPError` for a server's own error."""
         from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED
 
         try:
             return await answer
-        except MCPError:
+        except MCPError as error:
+            if self.ended.is_set() or error.code == CONNECTION_CLOSED:
+                raise self._connection.failure(error.message) from None
             raise
         except (ValueError, TypeError, RuntimeError, RecursionError) as error:  # not as its schema, or the protocol's, says
             raise McpFailure(FailureKind.BAD_REPLY, f"{type(error).__name__}: {error}") from None
@@ -128,8 +134,8 @@ class ServerProcess:
             while True:
                 self._said = (self._said + await self._process.stderr.receive())[-TAIL_BYTES:]
 
-    def failure(self) -> McpFailure:
-        """Why there is no answer."""
+    def failure(self, message: str = "") -> McpFailure:
+        """Why there is no answer. The server's own last words say more than the package's `message`."""
         if self._fault:
             return McpFailure(FailureKind.BAD_REPLY, self._fault)
         said = last_lines(self._said)
@@ -145,33 +151,39 @@ class ServerProcess:
 @contextlib.asynccontextmanager
 async def open_session(command: Sequence[str], folder: str, env: Mapping[str, str]) -> AsyncIterator[PackageSession]:
     """A server that has shaken hands. Raises `McpFailure`, and `OSError` for a command that cannot be started."""
-    try:
-        from mcp import ClientSession, MCPError
-    except ImportError:
-        raise McpFailure(FailureKind.REFUSED, "it needs the package mcp: pip install 'marl_llm[mcp]'") from None
     given = {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(env)
     process = await anyio.open_process(command, cwd=folder, env=given, start_new_session=True)
     server = ServerProcess(process)
     received, to_session = anyio.create_memory_object_stream(0)
     from_session, sent = anyio.create_memory_object_stream(0)
-    session = PackageSession(server)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.read, received)
         tasks.start_soon(server.write, sent)
         tasks.start_soon(server.read_errors)
         try:
-            async with ClientSession(to_session, from_session) as session.client:
-                try:
-                    await session.client.initialize()
-                except MCPError:
-                    raise server.failure() from None
-                except (ValueError, RuntimeError) as error:
-                    raise McpFailure(FailureKind.BAD_REPLY, f"{type(error).__name__}: {error}") from None
+            async with shake_hands(server, to_session, from_session) as session:
                 yield session
         finally:
             with anyio.CancelScope(shield=True):
                 await server.kill()
             tasks.cancel_scope.cancel()
+
+
+@contextlib.asynccontextmanager
+async def shake_hands(connection: McpConnection, received: Any, sent: Any) -> AsyncIterator[PackageSession]:
+    """A session over two streams of messages. Raises `McpFailure`."""
+    try:
+        from mcp import ClientSession, MCPError
+    except ImportError:
+        raise McpFailure(FailureKind.REFUSED, "it needs the package mcp: pip install 'marl_llm[mcp]'") from None
+    async with ClientSession(received, sent) as client:
+        try:
+            await client.initialize()
+        except MCPError as error:
+            raise connection.failure(error.message) from None
+        except (ValueError, RuntimeError) as error:
+            raise McpFailure(FailureKind.BAD_REPLY, f"{type(error).__name__}: {error}") from None
+        yield PackageSession(connection, client)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,9 @@
-"""A program of a person's own that offers tools by the Model Context Protocol, over its standard input and output.
+"""A server that offers tools by the Model Context Protocol: a person's own program, over its standard input and output, or an address.
 
-It is started because the person named its command, without a shell, with a few variables of the environment (`PATH`, `HOME` and the like)
-and those that were given. What it says is data: an answer is a text, and whatever else it does is a named failure (law 14). A server that
-has ended, or does not answer a ping after a deadline, is started again for the next call. It ends with this process, however that ends.
+A program is started because the person named its command, without a shell, with a few variables of the environment (`PATH`, `HOME` and the
+like) and those that were given. It ends with this process, however that ends. An address is asked by streamable HTTP. What a server says is
+data: an answer is a text, and whatever else it does is a named failure (law 14). A program that has ended is started again for the next
+call, and so is one that does not answer a ping after a deadline; a session with an address is opened again likewise.
 
 The protocol is that of the package `mcp` (extra `mcp`), which is imported when a server starts.
 """
@@ -18,6 +19,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from marl_llm.errors import UserError
+from marl_llm.tools._chat_backends import check_key
 from marl_llm.tools.commands import Guard
 from marl_llm.tools.results import FailureKind, ToolResult, failed, success
 
@@ -86,25 +88,55 @@ class McpSession(Protocol):
         ...
 
 
-OpenSession = Callable[[Sequence[str], str, Mapping[str, str]], contextlib.AbstractAsyncContextManager[McpSession]]
+@dataclasses.dataclass(frozen=True)
+class McpAddress:
+    """A server at an address, e.g. http://127.0.0.1:8000/mcp.
+
+    Attributes:
+      key_env: environment variable with a key that is sent as a bearer token; None: no key.
+
+    Raises:
+      McpError: no http(s) URL, one with a user or password, or a key that is not set or would travel unencrypted.
+    """
+
+    url: str
+    key_env: str | None = None
+
+    def __post_init__(self):
+        try:
+            check_key(self.url, self.key_env)
+        except ValueError as error:
+            raise McpError(f"the address of an MCP server: {error}") from None
+
+
+OpenSession = Callable[[Sequence[str] | McpAddress, str, Mapping[str, str]], contextlib.AbstractAsyncContextManager[McpSession]]
 
 
 class McpServer:
     """Calls the tools of a server, from any thread and any event loop; a context manager.
 
     Args:
-      command: program and arguments.
-      folder: where it is started.
+      server: program and arguments, or an address.
+      folder: where a program is started.
       env: further variables of its environment.
       open_session: how a server is started; by default through the package `mcp`.
     """
 
     def __init__(
-        self, command: Sequence[str], folder: str = ".", env: Mapping[str, str] | None = None, open_session: OpenSession | None = None
+        self,
+        server: Sequence[str] | McpAddress,
+        folder: str = ".",
+        env: Mapping[str, str] | None = None,
+        open_session: OpenSession | None = None,
     ):
-        if isinstance(command, str) or not command or not all(isinstance(part, str) for part in command):
-            raise McpError(f"command={command!r:.80}: give program and arguments as a list, e.g. ['python', 'my_server.py']")
-        self.command, self._folder, self._guard = tuple(command), folder, Guard()
+        is_command = not isinstance(server, str | McpAddress) and server and all(isinstance(part, str) for part in server)
+        if not is_command and not isinstance(server, McpAddress):
+            raise McpError(
+                f"server={server!r:.80}: give program and arguments as a list, e.g. ['python', 'my_server.py'], or an McpAddress with a url"
+            )
+        self._server: tuple[str, ...] | McpAddress = tuple(server) if is_command else server
+        self.name = " ".join(server)[:200] if is_command else server.url.partition("?")[0][:200]
+        self._folder, self._guard = folder, Guard()
         mark, value = self._guard.mark.split("=", 1)
         self._env, self._open = {**(env or {}), mark: value}, open_session or _open_with_package
         self._holder: asyncio.Task | None = None
@@ -119,7 +151,7 @@ class McpServer:
         try:
             return asyncio.run_coroutine_threadsafe(self._list(), self._loop).result()
         except McpFailure as error:
-            raise McpError(f"the MCP server {' '.join(self.command)!r:.200}: {error}") from None
+            raise McpError(f"the MCP server {self.name!r}: {error}") from None
 
     async def call(self, name: str, arguments: Mapping[str, Any], timeout_s: float | int) -> ToolResult[McpAnswer]:
         """What a tool answers; a failure where the server gives no answer in time, or none that can be read."""
@@ -166,10 +198,11 @@ class McpServer:
         """The session; one that has ended is replaced. Raises `McpFailure`."""
         async with self._starting:
             opened = self._session
-            if opened is not None and opened.done() and (opened.exception() or opened.result().ended.is_set()):
+            if opened is not None and opened.done() and (self._stop.is_set() or opened.exception() or opened.result().ended.is_set()):
                 await asyncio.wait([self._holder])  # until what is left of it is killed
             if self._holder is None or self._holder.done():
-                self._guard.start()
+                if not isinstance(self._server, McpAddress):
+                    self._guard.start()
                 self._session, self._stop = self._loop.create_future(), asyncio.Event()
                 self._holder = asyncio.create_task(self._hold(self._session, self._stop))
             session = self._session
@@ -178,25 +211,30 @@ class McpServer:
     async def _hold(self, session: asyncio.Future[McpSession], stop: asyncio.Event) -> None:
         """Keeps a server until it ends, or should."""
         try:
-            async with self._open(self.command, self._folder, self._env) as opened:
+            async with self._open(self._server, self._folder, self._env) as opened:
                 session.set_result(opened)
                 waits = [asyncio.create_task(event.wait()) for event in (stop, opened.ended)]
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                for one in waits:
-                    one.cancel()
+                try:
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for one in waits:
+                        one.cancel()
         except Exception as raised:  # of a stranger's program and its protocol: data
             error = raised
             while isinstance(error, ExceptionGroup):  # of the tasks that carry a session
                 error = error.exceptions[0]
             found = error if isinstance(error, McpFailure) else McpFailure(FailureKind.CRASH, f"{type(error).__name__}: {error}")
-            if not session.done():
-                session.set_exception(found)
-                session.exception()  # whoever waits for it gets it; nobody may
+            _fail(session, found)
+        finally:
+            _fail(session, McpFailure(FailureKind.DEADLINE, "it did not shake hands in time"))  # it was cancelled
 
     async def _end(self) -> None:
         if self._holder is not None:
             self._stop.set()
-            await asyncio.wait([self._holder], timeout=PING_S)
+            _, late = await asyncio.wait([self._holder], timeout=PING_S)
+            if late:  # it has not shaken hands yet, or does not say goodbye
+                self._holder.cancel()
+                await asyncio.wait([self._holder], timeout=PING_S)
 
     async def _end_unless_alive(self) -> None:
         """Ends a server that answers no ping, so that the next call starts another."""
@@ -207,9 +245,17 @@ class McpServer:
             await self._end()
 
 
-@contextlib.asynccontextmanager
-async def _open_with_package(command: Sequence[str], folder: str, env: Mapping[str, str]) -> AsyncIterator[McpSession]:
-    from marl_llm.tools import _mcp_session  # the package takes a while to import
+def _fail(session: asyncio.Future[McpSession], failure: McpFailure) -> None:
+    """Gives whoever waits for a session the reason why there is none; nobody may."""
+    if not session.done():
+        session.set_exception(failure)
+        session.exception()
 
-    async with _mcp_session.open_session(command, folder, env) as session:
+
+@contextlib.asynccontextmanager
+async def _open_with_package(server: Sequence[str] | McpAddress, folder: str, env: Mapping[str, str]) -> AsyncIterator[McpSession]:
+    from marl_llm.tools import _mcp_http, _mcp_session  # the package takes a while to import
+
+    of_address = isinstance(server, McpAddress)
+    async with _mcp_http.open_http_session(server) if of_address else _mcp_session.open_session(server, folder, env) as session:
         yield session

@@ -36,7 +36,7 @@ from marl_llm.workflows.graph import (
     with_roles,
 )
 from marl_llm.workflows.hidden_values import Hidden, HiddenValueError
-from marl_llm.workflows.mcp_tools import mcp_tools
+from marl_llm.workflows.mcp_tools import McpAddress, mcp_tools
 from marl_llm.workflows.parsers import after_hashes, code_block, json_object, plain, short_text, tagged, texts
 from marl_llm.workflows.program_team import ProgramTeam
 from marl_llm.workflows.renderer import PlainText, Renderer
@@ -46,7 +46,7 @@ from marl_llm.workflows.trajectory import Episode, RoleCall, Score, Task, ToolUs
 from marl_llm.workflows.views import ActionView, CoachGuide
 
 __all__ = [
-    "AgentTool", "FormatError", "Role", "RoleTool", "ToolRefusal", "WorkflowError", "mcp_tools", "numbered",
+    "AgentTool", "FormatError", "McpAddress", "Role", "RoleTool", "ToolRefusal", "WorkflowError", "mcp_tools", "numbered",
     "after_hashes", "code_block", "json_object", "plain", "short_text", "tagged", "texts",
     "NOTHING", "Workflow", "call", "choose", "compute", "each", "repeat", "sequence", "stop", "together", "tool", "when", "with_roles",
     "to_mermaid", "to_svg",

@@ -1,6 +1,6 @@
 """Tools of a role from a server that speaks the Model Context Protocol.
 
-    tools = mcp_tools(["python", "my_server.py"])
+    tools = mcp_tools(["python", "my_server.py"])  # or mcp_tools(McpAddress("https://tools.example/mcp", key_env="TOOLS_KEY"))
     role = Role("solver", "{question}", parse=plain("answer"), writes={"answer": ""}, tools=tools)
 
 The schemas are the server's. What it answers is data, which the role reads; an error that it tells of is a refusal, `error: ...`. A server
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from marl_llm import hints
-from marl_llm.tools.mcp_server import McpError, McpServer, McpTool
+from marl_llm.tools.mcp_server import McpAddress, McpError, McpServer, McpTool
 from marl_llm.tools.results import ToolResult
 from marl_llm.untrusted import read_value
 from marl_llm.workflows.errors import ToolRefusal, WorkflowError
@@ -26,29 +26,46 @@ MAX_TOLD = 16_000  # characters of a tool's description and schema: they stand i
 PING_GRACE_S = 10.0  # beyond the deadline of a call, in which its server is looked at
 
 
-def mcp_tools(server: Sequence[str] | McpServer, names: Sequence[str] = (), timeout_s: float | int = 30.0) -> tuple[RoleTool, ...]:
-    """The tools of a server; it is started now, to be asked for them.
+def mcp_tools(
+    server: Sequence[str] | McpAddress | McpServer, names: Sequence[str] = (), timeout_s: float | int = 30.0
+) -> tuple[RoleTool, ...]:
+    """The tools of a server; it is started, or its address is asked, now.
 
     Args:
-      server: a command, whose server ends with this program, or an `McpServer` to close yourself, e.g. by `Environment(close=...)`.
+      server: a command, whose server ends with this program; an address; or an `McpServer` to close yourself, e.g. by
+        `Environment(close=...)`.
       names: of the tools that the role gets, in this order; none: all.
       timeout_s: of a call. One that takes longer aborts the play, or lets it be played again.
 
     Raises:
-      WorkflowError: a server that cannot be started or lists no tools in time, a name that it does not have, or a tool that no role can
-        have: a name that no model could call, a schema that is none of an object, or more than 16,000 characters.
+      WorkflowError: a server that cannot be started or reached, or lists no tools in time, a name that it does not have, or a tool that no
+        role can have: a name that no model could call, a schema that is none of an object, or more than 16,000 characters.
     """
     try:
-        if not isinstance(server, McpServer):
-            server = McpServer(server)
-            atexit.register(server.close)
+        own = None if isinstance(server, McpServer) else McpServer(server)
+    except McpError as error:
+        raise WorkflowError(str(error)) from None
+    try:
+        tools = _role_tools(own or server, names, timeout_s)
+    except BaseException:
+        if own is not None:
+            own.close()
+        raise
+    if own is not None:
+        atexit.register(own.close)
+    return tools
+
+
+def _role_tools(server: McpServer, names: Sequence[str], timeout_s: float | int) -> tuple[RoleTool, ...]:
+    """The named tools of a server, or all. Raises `WorkflowError`."""
+    try:
         found = {tool.name: tool for tool in server.tools()}
     except McpError as error:
         raise WorkflowError(str(error)) from None
     if strange := [name for name in names if name not in found]:
         raise WorkflowError(f"MCP tool {strange[0]!r}: {hints.suggestion(strange[0], found)}")
     if not found:
-        raise WorkflowError(f"the MCP server {' '.join(server.command)!r:.200} lists no tools")
+        raise WorkflowError(f"the MCP server {server.name!r} lists no tools")
     return tuple(role_tool(server, found[name], timeout_s) for name in names or found)
 
 

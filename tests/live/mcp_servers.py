@@ -4,17 +4,23 @@
     V/bin/python -m pytest -n 0 -s tests/live/mcp_servers.py
 
 What is seen: schemas, answers and refusals of a real server; one that crashes, hangs, answers megabytes, lies about its schema, prints what
-is no message, or is no server at all is a named failure, and the next call is served; no process is left.
+is no message, or is no server at all is a named failure, and the next call is served; no process is left. The same by streamable HTTP,
+where the server of this test is started again once it has ended, as a service is.
 """
 
 import asyncio
+import contextlib
+import os
 import pathlib
+import signal
+import socket
+import subprocess
 import sys
 import time
 
 import pytest
 
-from marl_llm.tools.mcp_server import McpServer
+from marl_llm.tools.mcp_server import McpAddress, McpServer
 from marl_llm.workflows import WorkflowError, mcp_tools
 
 SERVER = '''
@@ -54,8 +60,12 @@ def noise() -> str:
     os.write(1, b"no message\\n" * 1000)
     return "done"
 
-server.run()
+if len(sys.argv) > 1:
+    server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]), json_response=sys.argv[2] == "json")
+else:
+    server.run()
 '''
+SERVICE = "import subprocess, sys\nwhile True: subprocess.run([sys.executable, *sys.argv[1:]])"
 # Speaks the protocol by hand, and answers a call of `lie` otherwise than its output schema says.
 LIAR = '''
 import json, sys
@@ -146,3 +156,113 @@ def test_no_process_is_left(server):
             return False
 
     assert [path for path in pathlib.Path("/proc").glob("[0-9]*/environ") if has(path)] == []
+
+
+@pytest.fixture(params=["json", "stream"])
+def service(tmp_path, request):
+    """A server at an address, and the process that starts it again."""
+    (tmp_path / "server.py").write_text(SERVER)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", SERVICE, str(tmp_path / "server.py"), str(port), request.param]
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    try:
+        _wait_for(port)
+        with McpServer(McpAddress(f"http://127.0.0.1:{port}/mcp")) as one:
+            yield one, port
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _wait_for(port):
+    for _ in range(600):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.1)
+    raise TimeoutError(port)
+
+
+def test_over_http_schemas_answers_and_refusals_are_the_servers(service):
+    server, _ = service
+    tools = {tool.name: tool for tool in mcp_tools(server)}
+    assert tools["add"].arguments["required"] == ["a", "b"]
+    assert asyncio.run(tools["add"].function(a=1, b=2)).value == "3"
+    assert (call(server, "add", a="x").value.is_error, call(server, "raises").value.is_error) == (True, True)
+    assert call(server, "nothing").value.is_error
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [("crash", "unavailable", ""), ("big", "bad_reply", "1048576 byte"), ("slow", "deadline", "3 s")],
+)
+def test_over_http_what_breaks_a_call_is_a_named_failure_and_the_next_is_served(service, name, kind, message):
+    server, port = service
+    assert call(server, "add", a=1, b=1).value.text == "2"
+    failure = call(server, name, 3).failure
+    print(f"\n{name}: {failure}")
+    assert (failure.kind, message in failure.message) == (kind, True), failure
+    _wait_for(port)
+    assert call(server, "add", a=1, b=2).value.text == "3"
+
+
+def test_over_http_a_server_that_hangs_fails_every_call_until_it_is_killed(service):
+    server, port = service
+    assert call(server, "add", a=1, b=1).value.text == "2"
+    assert call(server, "hang", 2).failure.kind == "deadline"
+    after = call(server, "add", 20, a=1, b=2)
+    print(f"\nafter a call that hangs: {after}")
+    assert after.ok or after.failure.kind == "deadline"
+
+
+def test_an_address_without_a_server_is_told_in_one_line():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = McpAddress(f"http://127.0.0.1:{free.getsockname()[1]}/mcp")
+        with pytest.raises(WorkflowError, match="the MCP server 'http://127.0.0.1.*ConnectError") as found:
+            mcp_tools(address)
+    assert "\n" not in str(found.value)
+
+
+LIAR_AT_ADDRESS = """
+import http.server, json, sys
+
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+TOOL = {"name": "lie", "inputSchema": {"type": "object"}, "outputSchema": SCHEMA}
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        found = {"tools": [TOOL]}
+        if asked["method"] == "initialize":
+            version = asked["params"]["protocolVersion"]
+            found = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "liar", "version": "1"}}
+        elif asked["method"] == "tools/call":
+            found = {"content": [], "structuredContent": {"x": "no"}}
+        body = json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": found}).encode() if "id" in asked else b""
+        self.send_response(200 if body else 202)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def test_over_http_a_server_that_lies_about_its_schema_cannot_be_read(tmp_path):
+    (tmp_path / "liar.py").write_text(LIAR_AT_ADDRESS)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, str(tmp_path / "liar.py"), str(port)], stderr=subprocess.DEVNULL)
+    try:
+        _wait_for(port)
+        with McpServer(McpAddress(f"http://127.0.0.1:{port}/mcp")) as server:
+            assert [tool.name for tool in mcp_tools(server)] == ["lie"]
+            failure = call(server, "lie").failure
+        assert (failure.kind, "structured content" in failure.message) == ("bad_reply", True), failure
+    finally:
+        process.kill()
+        process.wait()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import threading
 import types
 
 import pytest
@@ -10,7 +11,7 @@ from test_role_tools import asked, play
 
 from marl_llm.tools import mcp_server
 from marl_llm.tools._mcp_session import text_of
-from marl_llm.tools.mcp_server import McpAnswer, McpError, McpFailure, McpServer, McpTool
+from marl_llm.tools.mcp_server import McpAddress, McpAnswer, McpError, McpFailure, McpServer, McpTool
 from marl_llm.tools.results import FailureKind
 from marl_llm.workflows import WorkflowError, mcp_tools
 
@@ -164,6 +165,44 @@ def test_calls_from_many_loops_at_once_share_one_server(server, stand_in):
     server.close()
     server.close()
     assert stand_in.ends == 1
+
+
+class Mute(StandIn):
+    """A server that never shakes hands."""
+
+    @contextlib.asynccontextmanager
+    async def open(self, command, folder, env):
+        self.starts += 1
+        try:
+            await asyncio.sleep(60)
+            yield self
+        finally:
+            self.ends += 1
+
+
+def test_a_server_that_never_shakes_hands_is_ended_after_a_calls_deadline(monkeypatch):
+    monkeypatch.setattr(mcp_server, "PING_S", 0.1)
+    mute = Mute()
+    with McpServer(["server"], open_session=mute.open) as server:
+        assert call(server, "x", 0.2).failure.kind is FailureKind.DEADLINE
+        assert (mute.starts, mute.ends) == (1, 1)
+
+
+@pytest.mark.parametrize("names", [("lokup",), ()])
+def test_what_was_started_for_tools_that_nobody_gets_is_ended(stand_in, monkeypatch, names):
+    stand_in.tools = TOOLS if names else []
+    monkeypatch.setattr(mcp_server, "_open_with_package", stand_in.open)
+    with pytest.raises(WorkflowError, match="MCP tool 'lokup'" if names else "lists no tools"):
+        mcp_tools(["server"], names)
+    assert (stand_in.starts, stand_in.ends) == (1, 1)
+    assert [thread for thread in threading.enumerate() if thread.name == "mcp"] == []
+
+
+def test_a_server_at_an_address_is_served_alike_and_starts_no_process(stand_in):
+    with McpServer(McpAddress("http://127.0.0.1:9/mcp"), open_session=stand_in.open) as server:
+        assert [tool.name for tool in mcp_tools(server)] == ["lookup", "other"]
+        assert call(server, "x").value == McpAnswer("<x>")
+        assert server._guard._process is None
 
 
 def test_a_result_is_told_as_text():

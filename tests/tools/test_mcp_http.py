@@ -1,0 +1,154 @@
+"""What carries the messages of an MCP server at an address: bounded bytes, named faults, no redirect, no key where none belongs.
+
+The package `mcp` speaks over it; tests/live/mcp_servers.py has both together.
+"""
+
+import asyncio
+import contextlib
+import gzip
+import http.server
+import json
+import threading
+
+import httpx2
+import pytest
+
+from marl_llm.tools._mcp_http import HttpConnection
+from marl_llm.tools.mcp_server import MAX_LINE, McpAddress, McpError, McpServer
+from marl_llm.tools.results import FailureKind
+from marl_llm.workflows import WorkflowError, mcp_tools
+
+JSON = {"Content-Type": "application/json"}
+
+
+class Address:
+    """A server that answers each request as `answer` says: status, headers, body; a body of `None` drops the connection."""
+
+    def __init__(self):
+        self.answer, self.asked = (200, JSON, b"{}"), []
+        stand_in = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                stand_in.asked.append((self.command, dict(self.headers)))
+                status, headers, body = stand_in.answer
+                self.send_response(status)
+                for name, value in ({"Content-Length": "2" if body is None else str(len(body))} | headers).items():
+                    self.send_header(name, value)
+                self.end_headers()
+                with contextlib.suppress(OSError):
+                    self.wfile.write(b"x" if body is None else body)
+                self.close_connection = True
+
+            do_GET = do_DELETE = do_POST
+
+            def log_message(self, format, *args):
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/mcp"
+
+    def __enter__(self):
+        threading.Thread(target=self._server.serve_forever, kwargs=dict(poll_interval=0.01), daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def address():
+    with Address() as one:
+        yield one
+
+
+def ask(url, method="POST", key_env=None):
+    """(status and body, or None; the connection) of one request."""
+    async def exchange():
+        connection = HttpConnection(McpAddress(url, key_env))
+        async with httpx2.AsyncClient(transport=connection, timeout=20) as client:
+            try:
+                response = await client.request(method, url)
+                return (response.status_code, response.content), connection
+            except httpx2.StreamError:
+                return None, connection
+
+    return asyncio.run(exchange())
+
+
+def test_an_answer_within_the_bound_passes(address):
+    address.answer = 200, JSON, b"x" * MAX_LINE
+    found, connection = ask(address.url)
+    assert (found, connection.ended.is_set()) == ((200, b"x" * MAX_LINE), False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "message"),
+    [
+        ((200, JSON, b"x" * (MAX_LINE + 1)), "bad_reply", f"it sent a message of more than {MAX_LINE} bytes"),
+        ((200, JSON | {"Content-Encoding": "gzip"}, gzip.compress(b"{}")), "bad_reply", "it compresses its answer"),
+        ((200, JSON, None), "unavailable", "RemoteProtocolError"),
+        ((401, {}, b""), "refused", "status 401: it asks for a key (key_env)"),
+        ((403, {}, b""), "refused", "status 403"),
+        ((404, JSON, b'{"jsonrpc": "2.0"}'), "unavailable", "status 404"),
+        ((429, {}, b""), "rate_limited", "status 429"),
+        ((502, {}, b"<html>"), "unavailable", "status 502"),
+    ],
+)
+def test_what_is_no_answer_ends_the_session_by_name(address, answer, kind, message):
+    address.answer = answer
+    found, connection = ask(address.url)
+    failure = connection.failure("anything else")
+    assert found is None or (found[0], json.loads(found[1])["error"]["code"]) == (400, -32000)
+    assert (failure.kind, message in str(failure), connection.ended.is_set()) == (kind, True, True), failure
+
+
+def test_an_address_where_nobody_is_and_the_packages_own_reasons_are_named():
+    with Address() as gone:
+        pass
+    found, connection = ask(gone.url)
+    assert (found[0], connection.failure().kind) == (400, FailureKind.UNAVAILABLE)
+    for reason, kind in (("SSE stream failed: too large", "bad_reply"), ("SSE stream ended without a response", "unavailable")):
+        connection = HttpConnection(McpAddress(gone.url))
+        assert (connection.failure(reason).kind, str(connection.failure())) == (kind, reason)
+        assert connection.ended.is_set()
+
+
+def test_no_stream_of_what_the_server_says_unasked_is_opened(address):
+    assert ask(address.url, "GET")[0][0] == 405
+    assert address.asked == []
+
+
+def test_redirects_are_handed_on_as_they_are(address):
+    address.answer = 302, {"Location": "http://127.0.0.1:1/elsewhere"}, b""
+    found, connection = ask(address.url)
+    assert (found[0], len(address.asked), connection.ended.is_set()) == (302, 1, False)
+
+
+def test_the_key_is_read_from_the_environment_and_stands_in_no_message(address, monkeypatch):
+    monkeypatch.setenv("TOOLS_KEY", "word-nobody-reads")
+    connection = HttpConnection(McpAddress(address.url, "TOOLS_KEY"))
+    assert "word-nobody-reads" not in str(connection.failure("it said word-nobody-reads"))
+    for url, key_env, message in (
+        ("ftp://x/mcp", None, "not an http"),
+        ("http://user:word@127.0.0.1/mcp", None, "must not hold a user"),
+        ("http://192.0.2.1/mcp", "TOOLS_KEY", "would travel unencrypted"),
+        ("http://127.0.0.1/mcp", "NO_SUCH_VARIABLE", "holds no key"),
+    ):
+        with pytest.raises(McpError, match=message) as found:
+            McpAddress(url, key_env)
+        assert "word@" not in str(found.value)
+
+
+def test_what_is_neither_a_command_nor_an_address_is_told_in_one_line():
+    for server in ("http://127.0.0.1:8000/mcp", []):
+        with pytest.raises(WorkflowError, match="as a list, .*or an McpAddress") as found:
+            mcp_tools(server)
+        assert "\n" not in str(found.value)
+
+
+def test_a_server_of_an_address_is_named_by_it_without_its_query():
+    with McpServer(McpAddress("http://127.0.0.1:9/mcp?token=hidden")) as server:
+        assert server.name == "http://127.0.0.1:9/mcp"
+    assert json.dumps(server.name)
