@@ -168,6 +168,7 @@ FAULTS = {
     },
     (M + "rotary.py", T + "test_parity.py"): {
         "Gemma's local layers are stretched": ("rope_theta=config.local_rope_theta, rope_scaling=None)", "rope_theta=config.local_rope_theta)"),
+        "layers without positions have them": ('if rope == "none":', 'if rope == "nowhere":'),
         "Gemma's local layers have the global base": ("config, rope_theta=config.local_rope_theta, rope_scaling=None)", "config, rope_scaling=None)"),
     },
     (M + "transformer.py", T + "test_decoder.py " + T + "test_parity.py"): {

@@ -77,6 +77,7 @@ class ModelConfig:
     output_bias: bool = False  # on the attention's output projection (Llama's and Qwen3's attention_bias=True)
     feed_forward_bias: bool = False  # Llama's mlp_bias
     rope_scaling: RopeScaling | None = None
+    rope_pattern: tuple[int, ...] = ()  # 1: a layer rotates, 0: it knows no positions (NoPE, SmolLM3); repeated; (): all layers 1
     window_pattern: tuple[int, ...] = ()  # tokens that each layer sees, itself among them; 0: all before it; repeated; (): all layers 0
     max_position: int = 40_960  # longest sequence the checkpoint claims; a claim, not a limit of the code
     experts: int = 0  # 0: dense; otherwise a mixture in every layer that is not in `dense_layers` (Qwen3-MoE)
@@ -123,6 +124,8 @@ class ModelConfig:
             )
         if any(type(size) is not int or not 0 <= size < NO_WINDOW for size in self.window_pattern):
             raise ValueError(f"ModelConfig.window_pattern={self.window_pattern} must be integers from 0 to {NO_WINDOW - 1:,}")
+        if any(turns not in (0, 1) for turns in self.rope_pattern):
+            raise ValueError(f"ModelConfig.rope_pattern={self.rope_pattern} must be of 0 and 1")
         if any(not 0 <= y < self.layers for y in self.dense_layers):
             raise ValueError(f"ModelConfig.dense_layers={self.dense_layers} names layers outside 0 ... {self.layers - 1}")
 
@@ -135,7 +138,9 @@ class ModelConfig:
         return self.window_pattern[layer % len(self.window_pattern)] if self.window_pattern else 0
 
     def rope(self, layer: int) -> str:
-        """By which frequencies a layer rotates: "global", or "local" ones (`local_rope_theta`)."""
+        """By which frequencies a layer rotates: "global", or "local" ones (`local_rope_theta`), or "none"."""
+        if self.rope_pattern and not self.rope_pattern[layer % len(self.rope_pattern)]:
+            return "none"
         return "local" if self.local_rope_theta and self.window(layer) else "global"
 
     @property

@@ -12,6 +12,7 @@ ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
 }
 
 
@@ -73,7 +74,7 @@ COUNT, _FLAG = "an integer of at least 0", "true or false"
 FULL, SLIDING = "full_attention", "sliding_attention"  # of layer_types
 # what transformers takes for fields that a file lacks; the families of the first norm their queries and keys
 HEAD_DIM = {"qwen3": 128, "qwen3_moe": 128, "gemma3_text": 256}
-THETA = {"gemma3_text": 1e6}
+THETA = {"gemma3_text": 1e6, "smollm3": 2e6}
 GEMMA = dict(post_norms=True, unit_offset=True, scale_embeddings=True, activation="gelu_tanh")
 # Beyond every model that is known, and so small that looking at a shape costs nothing.
 LARGEST = {
@@ -109,13 +110,14 @@ def config_from_dict(raw: dict, where: str, **overrides) -> ModelConfig:
         feed_forward=file.need("intermediate_size", COUNT),
         rope_theta=theta,
         rope_scaling=scaling,
-        window_pattern=shortest_pattern(_windows(file, kind)),
+        window_pattern=shortest_pattern(_windows(file, kind), 0),
+        rope_pattern=shortest_pattern(_rotating(file), 1) if kind == "smollm3" else (),
         norm_epsilon=file.number("rms_norm_eps", 1e-6),
-        tie_embeddings=file.get("tie_word_embeddings", _FLAG, kind == "gemma3_text"),
+        tie_embeddings=file.get("tie_word_embeddings", _FLAG, kind in ("gemma3_text", "smollm3")),
         qk_norm=kind in HEAD_DIM,
         attention_bias=kind == "qwen2" or (kind != "mistral" and bias),
         output_bias=kind not in ("qwen2", "mistral") and bias,
-        feed_forward_bias=kind == "llama" and file.get("mlp_bias", _FLAG, False),
+        feed_forward_bias=kind in ("llama", "smollm3") and file.get("mlp_bias", _FLAG, False),
         max_position=file.get("max_position_embeddings", COUNT, 131_072 if kind == "gemma3_text" else 40_960),
     )
     if kind == "gemma3_text":
@@ -170,6 +172,8 @@ def _windows(file: Fields, kind: str) -> list[int]:
     if types is None and kind == "gemma3_text":
         every = file.get("sliding_window_pattern", COUNT, 6) or 1
         types = [SLIDING if (y + 1) % every else FULL for y in range(layers)]
+    if types is None and kind == "smollm3":  # with windows, its layers without positions have them
+        types = [FULL if turns or not size else SLIDING for turns in _rotating(file)]
     if types is None and kind in ("qwen2", "qwen3"):
         first = file.get("max_window_layers", COUNT, 28)
         types = [SLIDING if size and y >= first else FULL for y in range(layers)]
@@ -197,16 +201,25 @@ def _window_size(file: Fields, kind: str) -> int:
     return size if switched_on and kind != "llama" else 0
 
 
-def shortest_pattern(values: list[int]) -> tuple[int, ...]:
-    """The shortest tuple that gives the values when it is repeated; () where all are 0.
+def shortest_pattern(values: list[int], ordinary: int) -> tuple[int, ...]:
+    """The shortest tuple that gives the values when it is repeated; () where all are the `ordinary` one.
 
-    >>> shortest_pattern([8, 8, 0, 8, 8]), shortest_pattern([0, 0])
+    >>> shortest_pattern([8, 8, 0, 8, 8], 0), shortest_pattern([0, 0], 0)
     ((8, 8, 0), ())
     """
-    if not any(values):
+    if set(values) == {ordinary}:
         return ()
     size = next(n for n in range(1, len(values) + 1) if all(x == values[y % n] for y, x in enumerate(values)))
     return tuple(values[:size])
+
+
+def _rotating(file: Fields) -> list[int]:
+    """Which layers of SmolLM3 rotate: 1 in `no_rope_layers`, of which the first ones count; 0 in every fourth without it."""
+    layers, every = file.need("num_hidden_layers", COUNT), file.get("no_rope_layer_interval", COUNT, 4) or 4
+    turns = file.get("no_rope_layers", "a list of integers", [int((y + 1) % every > 0) for y in range(layers)])
+    if len(turns) < layers:
+        raise CheckpointFileError(f"{file.where}: no_rope_layers has {len(turns)} entries, for num_hidden_layers={layers}")
+    return turns[:layers]
 
 
 def _local_theta(file: Fields) -> float:
@@ -260,6 +273,8 @@ def model_type(config: ModelConfig) -> str:
         kind, wants = "gemma3_text", wants | dict(local_rope_theta=c.local_rope_theta or 10_000.0) if c.windowed else wants
     elif c.experts:
         kind, wants = "qwen3_moe", dict(qk_norm=True, output_bias=c.attention_bias, feed_forward_bias=False)
+    elif "none" in c.ropes:
+        kind, wants = "smollm3", dict(qk_norm=False, output_bias=c.attention_bias, rope_pattern=c.rope_pattern)
     elif c.qk_norm:
         kind, wants = "qwen3", dict(output_bias=c.attention_bias, feed_forward_bias=False)
     elif c.attention_bias and not c.output_bias and not c.feed_forward_bias and c.head_dim * c.query_heads == c.width:
@@ -270,6 +285,8 @@ def model_type(config: ModelConfig) -> str:
         kind, wants = "llama", dict(output_bias=c.attention_bias)
     if len(windows := {c.window(y) for y in range(c.layers)}) > 1 and (kind in ("qwen3_moe", "mistral") or len(windows - {0}) > 1):
         wants |= {"window_pattern": (max(windows),)}  # which the shape has not
+    if kind != "smollm3":
+        wants |= dict(rope_pattern=())
     if kind != "gemma3_text":
         wants |= dict(unit_offset=False, scale_embeddings=False, query_scalar=0.0, activation="silu", local_rope_theta=0.0)
     wrong = [f"{name}={getattr(c, name)}" for name, value in wants.items() if getattr(c, name) != value]
@@ -348,8 +365,10 @@ def config_to_dict(config: ModelConfig, dtype: str) -> dict:
         out["attention_bias"] = c.attention_bias
     if kind != "llama":
         out |= _windows_to_dict(c, kind)
-    if kind == "llama":
+    if kind in ("llama", "smollm3"):
         out["mlp_bias"] = c.feed_forward_bias
+    if kind == "smollm3":
+        out["no_rope_layers"] = [int(c.rope(y) != "none") for y in range(c.layers)]
     if kind == "gemma3_text":
         out |= _gemma_to_dict(c, out["rope_parameters"])
     if kind == "qwen3_moe":

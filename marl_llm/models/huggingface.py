@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of Qwen2/2.5, Qwen3, Qwen3-MoE, Llama, Mistral and Gemma 3: read straight into device arrays, and written back.
+"""Hugging Face checkpoints of `config_files.ARCHITECTURES`: read straight into device arrays, and written back.
 
     config, params = load_pretrained("Qwen3-0.6B", mesh=mesh, rules=TRAIN, stacked=True)
     save_pretrained("out", config, params, like="Qwen3-0.6B")

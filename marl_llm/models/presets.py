@@ -90,6 +90,10 @@ PRESETS: dict[str, dict] = {
     "gemma-3-4b": _gemma3(2560, 34, 8, 4, 10_240),
     "gemma-3-12b": _gemma3(3840, 48, 16, 8, 15_360),
     "gemma-3-27b": _gemma3(5376, 62, 32, 16, 21_504, head_dim=128, query_scalar=168.0),
+    "smollm3-3b": dict(
+        qk_norm=False, rope_theta=5e6, rope_pattern=(1, 1, 1, 0), width=2048, layers=36, query_heads=16, key_value_heads=4, head_dim=128,
+        feed_forward=11_008, vocab_size=128_256, max_position=65_536,
+    ),
     "mistral-7b-v0.1": _MISTRAL | dict(vocab_size=32_000, rope_theta=1e4, window_pattern=(4096,)),
     "mistral-7b-v0.3": _MISTRAL | dict(vocab_size=32_768, rope_theta=1e6),
 }

@@ -54,6 +54,9 @@ def _llama3(plain: np.ndarray, s: RopeScaling, config: ModelConfig) -> np.ndarra
 
 def rotary_angles(config: ModelConfig, positions: Int[Array, "B L"], rope: str = "global") -> tuple[Array, Array]:
     """Sine and cosine of the angles, each `[B, L, 1, d/2]`, float32; computed once and shared by all layers of this `ModelConfig.rope`."""
+    if rope == "none":  # no angle: a rotation that changes no bit
+        zeros = jnp.zeros((*positions.shape, 1, config.head_dim // 2))
+        return zeros, zeros + 1
     if rope == "local":
         config = dataclasses.replace(config, rope_theta=config.local_rope_theta, rope_scaling=None)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies(config)

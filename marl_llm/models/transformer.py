@@ -1,4 +1,4 @@
-"""A decoder in Flax linen, used only through `init` and `apply`: Qwen2/2.5, Qwen3, Qwen3-MoE, Llama, Mistral and Gemma 3 by configuration.
+"""A decoder in Flax linen, used only through `init` and `apply`: all of `config_files.ARCHITECTURES` by configuration.
 
 Pre-norm blocks (with four norms in Gemma), RMSNorm, rotary positions, grouped-query attention (per-head RMSNorm on queries and keys in
 Qwen3 and Gemma) over all that comes before or a sliding window, SwiGLU or its GELU form. It serves three uses, which differ only in the

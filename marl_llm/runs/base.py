@@ -62,7 +62,7 @@ def model_section(**values) -> config_dict.ConfigDict:
 def _common_section(**values: Any) -> config_dict.ConfigDict:
     """What may be said of all models at once, `config.model`."""
     section = ModelSection.config(**values)
-    section.update(_own_values(ModelConfig, "vocab_size", "rope_scaling", "window_pattern", "dense_layers", "value_head"))
+    section.update(_own_values(ModelConfig, "vocab_size", "rope_scaling", "window_pattern", "rope_pattern", "dense_layers", "value_head"))
     return section
 
 

@@ -61,6 +61,8 @@ CASES = {
     "qwen3_windows": ("Qwen3", dict(head_dim=16, use_sliding_window=True, sliding_window=7, layer_types=[SLIDING, FULL, SLIDING])),
     "gemma3": ("Gemma3", GEMMA),
     "gemma3_untied": ("Gemma3", GEMMA | dict(tie_word_embeddings=False, rope_parameters=None, layer_types=[FULL] * 3, attention_bias=True)),
+    "smollm3": ("SmolLM3", dict(no_rope_layer_interval=2)),
+    "smollm3_windows": ("SmolLM3", dict(no_rope_layers=[0, 1, 0], use_sliding_window=True, sliding_window=7, mlp_bias=True)),
     "moe": ("Qwen3Moe", MOE | dict(norm_topk_prob=True)),
     "moe_windows": ("Qwen3Moe", MOE | dict(norm_topk_prob=True, use_sliding_window=True, sliding_window=7)),
     "moe_plain_weights": ("Qwen3Moe", MOE | dict(norm_topk_prob=False)),

@@ -169,6 +169,7 @@ def test_the_published_sizes_have_the_published_parameter_counts():
     assert make_model_config("qwen3-1.7b", 151_936).parameters == 1_720_574_976
     assert make_model_config("mistral-7b-v0.1").parameters == 7_241_732_096
     assert make_model_config("mistral-7b-v0.3").parameters == 7_248_023_552
+    assert make_model_config("smollm3-3b").parameters == 3_075_098_624
     assert make_model_config("gemma-3-270m").parameters == 268_098_176
     assert make_model_config("gemma-3-1b").parameters == 999_885_952
     assert make_model_config("gemma-3-4b").parameters == 3_880_263_168

@@ -48,6 +48,7 @@ SHAPES = {
         BASE, post_norms=True, unit_offset=True, scale_embeddings=True, activation="gelu_tanh", query_scalar=24.0, rope_theta=1e6,
         local_rope_theta=1e4, window_pattern=(4, 0), rope_scaling=RopeScaling("linear", 8.0, 64),
     ),
+    "smollm3": dataclasses.replace(BASE, head_dim=4, qk_norm=False, rope_pattern=(1, 0), window_pattern=(0, 8)),
     "qwen3_windows": dataclasses.replace(BASE, window_pattern=(0, 8)),
     "moe": dataclasses.replace(BASE, experts=4, experts_per_token=2, expert_feed_forward=8),
     "moe_mixed": dataclasses.replace(BASE, experts=4, experts_per_token=2, expert_feed_forward=8, dense_layers=(1,)),
@@ -291,6 +292,29 @@ def test_a_gemma_that_says_little_has_the_numbers_of_transformers(tmp_path):
     assert (config.window_pattern, config.tie_embeddings, config.max_position) == ((4096,) * 5 + (0,), True, 131_072)
 
 
+@pytest.mark.parametrize(
+    ("change", "turns"),
+    [
+        ({}, (1, 1, 1, 0)),
+        ({"no_rope_layers": None, "no_rope_layer_interval": 2}, (1, 0)),
+        ({"no_rope_layers": [1] * 9}, ()),
+        ({"no_rope_layers": [0] * 5}, (0,)),
+        ({"no_rope_layers": [1, 0, 1]}, "no_rope_layers has 3 entries, for num_hidden_layers=5"),
+        ({"no_rope_layers": [1, 0, 1, 2, 1]}, r"rope_pattern=\(1, 0, 1, 2\) must be of 0 and 1"),
+        ({"no_rope_layers": "1"}, "no_rope_layers='1' must be a list"),
+    ],
+)
+def test_layers_without_positions_are_read_as_transformers_reads_them(change, turns, tmp_path):
+    raw = json.loads((PARITY / "tiny-smollm3" / "config.json").read_text()) | dict(num_hidden_layers=5, layer_types=None)
+    del raw["no_rope_layers"], raw["no_rope_layer_interval"]
+    (tmp_path / "config.json").write_text(json.dumps(raw | change))
+    if isinstance(turns, tuple):
+        assert read_config(tmp_path).rope_pattern == turns
+    else:
+        with pytest.raises(CheckpointFileError, match=turns):
+            read_config(tmp_path)
+
+
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -338,6 +362,7 @@ def test_a_smaller_checkpoint_leaves_no_old_shard_behind(tmp_path):
 def test_a_shape_that_no_architecture_has_is_not_saved(tmp_path):
     for change, says in (
         (dict(output_bias=True), "output_bias"),
+        (dict(rope_pattern=(1, 0)), "smollm3 with qk_norm=True"),
         (dict(unit_offset=True), "qwen3 with unit_offset=True"),
         (dict(post_norms=True), "gemma3_text with unit_offset=False"),
         (dict(window_pattern=(4, 8)), r"qwen3 with window_pattern=\(4, 8\)"),
