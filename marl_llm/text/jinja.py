@@ -26,15 +26,20 @@ class JinjaTemplate:
       special_tokens: texts that it knows by name, such as `bos_token`.
       now: the time that `strftime_now` tells it: two renderings of one conversation are the same text, whenever they are made.
       text_arguments: whether the arguments of calls are given to it as JSON text, in place of a mapping.
+      system_in_user: whether the system's message is given to it at the beginning of the user's behind it, as Gemma 3's own template writes
+        it; for templates that refuse a system's message.
     """
 
     source: str
     special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
     now: datetime.datetime = NOW
     text_arguments: bool = False
+    system_in_user: bool = False
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), generate: bool = True, **options: Any) -> str:
         """Messages as text; `options` reach the template (`enable_thinking=False`). Raises `TemplateError` with what the template said."""
+        if self.system_in_user and [message.role for message in messages[:2]] == ["system", "user"]:
+            messages = [Message("user", f"{messages[0].content}\n\n{messages[1].content}"), *messages[2:]]
         written = as_dicts(messages, self.text_arguments)
         values = {"messages": written, "tools": list(tools) or None, "add_generation_prompt": generate}
         return render(self.source, {**self.special_tokens, **values, **options}, self.now)

@@ -85,6 +85,15 @@ def try_template(chat: Chat) -> list[TrialResult]:
     return results
 
 
+def takes_system(chat: Chat) -> bool:
+    """Whether the template renders a system's message before a user's."""
+    try:
+        chat.start([_SYSTEM, _ASK])
+    except TemplateError:
+        return False
+    return True
+
+
 def spoken(chat: Chat, reply: Message) -> tuple[int, ...]:
     """The ids of a reply as a policy would emit it, with its end; calls as the template writes them."""
     if reply.tool_calls:
@@ -120,6 +129,8 @@ def load_chat(
 ) -> Chat:
     """The chat of a Hugging Face checkpoint, or a `.gguf` file: its tokenizer and its own template; without one, ChatML.
 
+    Where the template refuses a system's message, as Gemma 2's does, what it says stands at the beginning of the user's.
+
     Args:
       options: what the template is told, e.g. `{"enable_thinking": False}`.
       history, calls: see `Chat`.
@@ -145,6 +156,9 @@ def load_chat(
         if chat.call_reader is None:  # templates that put arguments together from texts
             other = dataclasses.replace(chat, template=dataclasses.replace(template, text_arguments=True))
             chat = chat if other.call_reader is None else other
+        if not takes_system(chat):
+            other = dataclasses.replace(chat, template=dataclasses.replace(chat.template, system_in_user=True))
+            chat = other if takes_system(other) else chat
         results = try_template(chat)
     except ValueError as error:
         raise ValueError(f"{directory}: {error}") from error

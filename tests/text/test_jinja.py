@@ -218,13 +218,23 @@ def test_what_a_message_says_stands_in_its_rendering():
         check_contents("x  y", [Message("tool", "x y")])
 
 
-def test_a_template_that_refuses_system_prompts_is_loaded_and_refuses_them_later(tmp_path):
-    source = "{%- if messages[0].role == 'system' %}{{ raise_exception('no system prompts here') }}{% endif %}" + template_source("qwen2.5")
-    write_checkpoint(tmp_path, "qwen2.5", source)
+REFUSES_SYSTEM = "{%- if messages[0].role == 'system' %}{{ raise_exception('no system prompts here') }}{% endif %}"
+
+
+def test_a_template_that_refuses_system_prompts_is_given_them_in_the_users_words(tmp_path):
+    write_checkpoint(tmp_path, "qwen2.5", REFUSES_SYSTEM + template_source("qwen2.5"))
     chat = load_chat(tmp_path)
-    chat.start([Message("user", "hi")])
+    both = chat.start([Message("system", "Be brief."), Message("user", "hi")])
+    assert both.ids == chat.start([Message("user", "Be brief.\n\nhi")]).ids != chat.start([Message("user", "hi")]).ids
+    grown = chat.extend(chat.reply(both, [97, chat.stop_ids[0]]), [Message("user", "more")])
+    assert not grown.rewritten
     with pytest.raises(ValueError, match="no system prompts here"):
-        chat.start([Message("system", "Be brief."), Message("user", "hi")])
+        chat.start([Message("system", "Be brief.")])
+
+
+def test_a_template_that_takes_system_prompts_is_given_them_apart(tmp_path):
+    write_checkpoint(tmp_path, "qwen2.5", template_source("qwen2.5"))
+    assert not load_chat(tmp_path).template.system_in_user
 
 
 def test_without_a_template_chatml_is_spoken_and_without_its_tokens_nothing(tmp_path):
