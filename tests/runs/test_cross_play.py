@@ -5,9 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
+from experiments.configs import matrix
 from marl_llm.evaluation import Evaluation, Outcome, elo_ratings
 from marl_llm.runs.command import ConfigError
 from marl_llm.runs.cross_play import cross_play, csv_rows, spread_steps, table_rows
+from marl_llm.runs.resolve import resolve
 
 TASKS = 6
 
@@ -96,3 +98,9 @@ def test_the_command_names_checkpoints_and_refuses_those_that_are_not_there(tmp_
     for wrong, why in (([f"{a}@7", b], "no checkpoint 7"), ([a, a], "twice"), ([f"{a}@5"], "two are needed"), ([f"{a}/x"], "none")):
         with pytest.raises(ConfigError, match=why):
             players_of(wrong, 12)
+
+
+def test_the_config_of_a_league_resolves():
+    with resolve(matrix.get_config("league")) as plan:
+        assert plan.assignment.roles == {"first": "shared", "second": "shared"}
+        assert plan.recipe.returns == "immediate"
