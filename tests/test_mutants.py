@@ -1,5 +1,7 @@
 """The instrument that measures the tests: it must notice, let live, and report what it could not try."""
 
+import contextlib
+import io
 import json
 
 import pytest
@@ -8,22 +10,36 @@ from benchmarks.mutants import Mutant, StaleMutant, mutants_of, mutated, rooms
 from benchmarks.mutants.__main__ import copy_tree, main, measure, sample, told_in, verdict
 
 
+def write_tree(folder):
+    """A project of one function and one test."""
+    (folder / "adder.py").write_text("def add(a, b):\n    return a + b\n")
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_adder.py").write_text("from adder import add\n\n\ndef test_add():\n    assert add(2, 0) == 2\n")
+    return folder
+
+
 @pytest.fixture
 def tree(tmp_path):
-    (tmp_path / "adder.py").write_text("def add(a, b):\n    return a + b\n")
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "test_adder.py").write_text("from adder import add\n\n\ndef test_add():\n    assert add(2, 0) == 2\n")
-    return tmp_path
+    return write_tree(tmp_path)
 
 
 def mutant(name, old, new, tests="test_adder.py"):
     return Mutant(name, "adder.py", old, new, tests)
 
 
-def test_a_score_counts_what_was_noticed_and_names_what_was_not(tree):
-    faults = [mutant("product", "a + b", "a * b"), mutant("difference", "a + b", "a - b"), mutant("gone", "a ** b", "a")]
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory):
+    """(tree, report, what was printed) of a run of five faults."""
+    tree, printed = write_tree(tmp_path_factory.mktemp("tried")), io.StringIO()
+    faults = [mutant("tools: a product", "a + b", "a * b"), mutant("difference", "a + b", "a - b"), mutant("gone", "a ** b", "a")]
     faults += [mutant("no test runs", "a + b", "a", "test_adder.py::test_none"), mutant("crash", "return a + b", "import os; os.abort()")]
-    report = measure(faults, tree, limit_s=60, baseline=False)
+    with contextlib.redirect_stdout(printed):
+        report = measure(faults, tree, limit_s=60, baseline=False)
+    return tree, report, printed.getvalue()
+
+
+def test_a_score_counts_what_was_noticed_and_names_what_was_not(tried):
+    tree, report, _ = tried
     assert (report["killed"], report["survived"], report["error"]) == (2, 1, 2)
     assert report["survivors"] == ["difference"]
     assert report["score"] == round(2 / 3, 4)
@@ -32,14 +48,12 @@ def test_a_score_counts_what_was_noticed_and_names_what_was_not(tree):
     assert (tree / "adder.py").read_text().endswith("return a + b\n"), "the tree is put back"
 
 
-def test_what_a_run_has_tried_can_be_read_from_its_output(tree, tmp_path, capsys):
-    faults = [mutant("tools: a product", "a + b", "a * b"), mutant("difference", "a + b", "a - b"), mutant("gone", "a ** b", "a")]
-    measure([*faults, mutant("no test runs", "a + b", "a", "test_adder.py::test_none")], tree, limit_s=60, baseline=False)
-    assert told_in(said := capsys.readouterr().out) == {"tools: a product", "difference"}, "an error is no verdict"
-    listed = [one for room in rooms() for one in mutants_of(room)]
+def test_what_a_run_has_tried_can_be_read_from_its_output(tried, tmp_path, capsys):
+    assert told_in(tried[2]) == {"tools: a product", "difference", "crash"}, "an error is no verdict"
+    listed = mutants_of("text")
     log = tmp_path / "run.log"
-    log.write_text(said + f"killed     9.9 s  {listed[0].name}\n")
-    assert main(["--list", f"--done={log}"]) == 0
+    log.write_text(tried[2] + f"killed     9.9 s  {listed[0].name}\n")
+    assert main(["--list", "--rooms=text", f"--done={log}"]) == 0
     assert json.loads(capsys.readouterr().out)["mutants"] == len(listed) - 1
 
 

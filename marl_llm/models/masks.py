@@ -143,7 +143,7 @@ def tree_ranges(prompt: int, branches: int, response: int, block: int) -> Int[Ar
     def wide(x):
         return jnp.pad(x, ((0, 0), (0, -x.shape[1] % block)))
 
-    return token_ranges(wide(row.segments), wide(row.numbers()))
+    return jax.jit(token_ranges)(wide(row.segments), wide(row.numbers()))
 
 
 def outside_vocabulary(

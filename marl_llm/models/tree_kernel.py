@@ -63,7 +63,7 @@ def kernel_flops(prompt: int, branches: int, response: int) -> dict[str, Callabl
     """What each kernel computes for rows of a prompt and its responses, as a function of its queries' shape [B, J, G, L, d]: two FLOPs per
     multiply-add of all live pairs of blocks, whoever is masked in them."""
     block = block_size(prompt + branches * response)
-    pairs = int(block_pairs(tree_ranges(prompt, branches, response, block), block).count[0])
+    pairs = int(jax.jit(block_pairs, static_argnums=1)(tree_ranges(prompt, branches, response, block), block).count[0])
     return {name: lambda s, n=n: 2 * n * pairs * block**2 * math.prod(s[:3]) * s[-1] for name, n in PRODUCTS.items()}
 
 

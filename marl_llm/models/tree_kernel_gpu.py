@@ -54,7 +54,7 @@ def kernel_flops(prompt: int, branches: int, response: int, group: int) -> dict[
     [B, J, L, d] of `OF_KEYS`, for whose keys `group` = G queries are gone over. Two FLOPs per multiply-add of all that is computed, whoever
     is masked in it."""
     ranges = tree_ranges(prompt, branches, response, QUERIES)
-    of_queries, of_keys = int(key_blocks(ranges)[..., 1::2].sum()), int(query_blocks(ranges)[..., 1].sum())
+    of_queries, of_keys = int(jax.jit(key_blocks)(ranges)[..., 1::2].sum()), int(jax.jit(query_blocks)(ranges)[..., 1].sum())
     pairs = {FORWARD: of_queries, OF_QUERIES: of_queries, OF_KEYS: group * of_keys}
     return {name: lambda s, n=n * pairs[name]: 2 * n * QUERIES * KEYS * math.prod(s[:-2]) * s[-1] for name, n in PRODUCTS.items()}
 

@@ -38,15 +38,16 @@ def adapters_of(seed, lora=LORA, config=BASE):
     return jax.tree.unflatten(tree, [jnp.asarray(rng.normal(0, 0.3, x.shape), x.dtype) for x in leaves])
 
 
-def scores(params, agents=None, config=BASE):
-    return log_probs(config, params, TOKENS, agents=agents).log_probs
+@jax.jit
+def scores(params, agents=None):
+    return log_probs(BASE, params, TOKENS, agents=agents).log_probs
 
 
 def test_fresh_adapters_change_nothing_and_receive_a_gradient():
     base = params_of(BASE)
     fresh = init_adapters(BASE, jax.random.key(0), LORA)
     np.testing.assert_array_equal(scores(attach(base, fresh, LORA)), scores(base))
-    gradient = jax.grad(lambda a: jnp.sum(scores(attach(base, a, LORA))))(fresh)
+    gradient = jax.jit(jax.grad(lambda a: jnp.sum(scores(attach(base, a, LORA)))))(fresh)
     assert all(float(jnp.abs(g["b"]).max()) > 0 for g in [gradient["block_0"]["attention"]["query"], gradient["block_1"]["down"]])
 
 
@@ -94,9 +95,10 @@ def test_the_sampler_and_the_scorer_take_adapters(config):
     where = jnp.ones((2, 3), bool)
     keys = jax.random.split(jax.random.key(0), (2, 2))
     out = jax.jit(lambda p: sample(config, p, TOKENS[:2, :3], where, keys, max_tokens=4, stop=None, pad_id=0))(params)
-    scored = score_responses(config, params, TOKENS[:2, :3], where, out.tokens)
+    score = jax.jit(lambda p: score_responses(config, p, TOKENS[:2, :3], where, out.tokens))
+    scored = score(params)
     np.testing.assert_allclose(out.log_probs, scored.log_probs, atol=2e-5)
-    plain = score_responses(config, unstack_layers(params)["base"], TOKENS[:2, :3], where, out.tokens)
+    plain = score(unstack_layers(params)["base"])
     assert float(jnp.abs(plain.log_probs - scored.log_probs).max()) > 1e-2
 
 

@@ -83,7 +83,7 @@ def test_a_pair_of_blocks_is_listed_if_and_only_if_somebody_sees_somebody(longes
     padding = np.asarray(segments) == 0
     mask[padding] = np.eye(96, dtype=bool)[None].repeat(5, 0)[padding]  # which sees itself here, and nothing else
     live = mask.reshape(5, 12, 8, 12, 8).any(axis=(2, 4))
-    pairs = block_pairs(token_ranges(segments, branches), 8)
+    pairs = jax.jit(lambda *x: block_pairs(token_ranges(*x), 8))(segments, branches)
     for row, (query, key, count) in enumerate(zip(*map(np.asarray, pairs), strict=True)):
         assert list(zip(query[:count], key[:count], strict=True)) == [tuple(p) for p in np.argwhere(live[row])]
         assert (query[count:] == query[count - 1]).all()
@@ -100,9 +100,10 @@ def test_a_block_of_a_gpu_goes_over_what_it_sees_and_little_else(longest):
     padding = numbers == 0
     mask[padding] = np.eye(length, dtype=bool)[None].repeat(4, 0)[padding]
     live = mask.reshape(4, length // QUERIES, QUERIES, length // KEYS, KEYS).any(axis=(2, 4))
+    by_query, by_key = (np.asarray(jax.jit(blocks)(ranges)) for blocks in (key_blocks, query_blocks))
     tight = 0
     for row, i in np.ndindex(live.shape[:2]):
-        first, count, own, more = np.asarray(key_blocks(ranges))[row, i]
+        first, count, own, more = by_query[row, i]
         visited = [*range(first, first + count), *range(own, own + more)]
         assert len(set(visited)) == len(visited)
         assert set(np.flatnonzero(live[row, i])) <= set(visited)
@@ -111,7 +112,7 @@ def test_a_block_of_a_gpu_goes_over_what_it_sees_and_little_else(longest):
             assert len(visited) == live[row, i].sum()
     assert tight
     for row, j in np.ndindex(live.shape[0], live.shape[2]):
-        first, count = np.asarray(query_blocks(ranges))[row, j]
+        first, count = by_key[row, j]
         seen_by = np.flatnonzero(live[row, :, j])
         assert (first, first + count - 1) == (seen_by[0], seen_by[-1])
 
@@ -126,6 +127,7 @@ def test_keys_of_blocks_that_nobody_sees_are_not_read(kernel):
     bad = jnp.asarray(np.arange(length) < 128)[None, :, None, None]
     wrong = [jnp.where(bad, jnp.nan, x) for x in (k, v)]
 
+    @jax.jit
     def value(k, v):
         def loss(q, k, v):
             heads = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]
@@ -144,7 +146,7 @@ def test_heads_and_rows_on_several_devices_give_the_same(kernel):
     segments, branches = rows(3, 2, 128, 40)
     q, k, v = arrays(np.random.default_rng(4), 2, 128, 2, 2, 16)
     mask = packed_mask(segments, branches)
-    alone = self_attention(kernel, q, k, v, mask)
+    alone = jax.jit(lambda *x: self_attention(kernel, *x, mask))(q, k, v)
     mesh = make_mesh(2, 1, 2)
     with use_rules(mesh, SAMPLE):
         text = jax.jit(lambda *x: self_attention(kernel, *x, mask)).lower(q, k, v)

@@ -19,6 +19,7 @@ def test_a_fresh_critic_says_zero_and_learns():
     tokens, where = jnp.arange(10, dtype=jnp.int32).reshape(2, 5), jnp.ones((2, 5), bool)
     model = Decoder(config)
 
+    @jax.jit
     def values(p):
         hidden, _ = model.apply({"params": p}, tokens, prompt_positions(where), prompt_mask(where))
         return model.apply({"params": p}, hidden, method="value"), hidden
@@ -26,7 +27,7 @@ def test_a_fresh_critic_says_zero_and_learns():
     out, hidden = values(params)
     assert out.shape == (2, 5)
     assert float(jnp.abs(out).max()) == 0
-    gradient = jax.grad(lambda p: jnp.sum(values(p)[0]))(params)["value_head"]
+    gradient = jax.jit(jax.grad(lambda p: jnp.sum(values(p)[0])))(params)["value_head"]
     np.testing.assert_allclose(gradient["kernel"], np.asarray(hidden).sum((0, 1)), rtol=1e-5)
     assert float(gradient["bias"]) == 10
     params["value_head"] = {"kernel": jnp.ones(16), "bias": jnp.float32(0.5)}
