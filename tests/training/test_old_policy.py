@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
-from test_packed_update import make_samples, reference
+from test_packed_update import in_one_shape, make_samples, reference
 from test_update import CONFIG, SGD, params
 
 from marl_llm.algorithms import RECIPES, make_recipe
@@ -29,7 +29,7 @@ CASES = PUBLISHED | OTHERS
 def silent_update(recipe, dtype="bfloat16", lora=None, rate=0.0, **options):
     """Figures of an update, by default at the learning rate 0, of samples whose sampler is far off."""
     config = dataclasses.replace(CONFIG, compute_dtype=dtype)
-    settings = dict(row_tokens=64, minibatch=2) | options
+    settings = dict(row_tokens=32, minibatch=2) | options
     update = Update(LearnerOptions(recipe, SGD, **settings), config, make_mesh(1), lora)
     samples, table = make_samples()
     own = recipe.advantage_estimator == "critic" and options.get("critic", "own") == "own"
@@ -37,6 +37,7 @@ def silent_update(recipe, dtype="bfloat16", lora=None, rate=0.0, **options):
     start = init_adapters(config, jax.random.key(1), lora) if lora else with_value_head(params()) if head else params()
     trained = Trained(make_train_state(start, SGD), make_train_state(with_value_head(params()), SGD) if own else None)
     ref, base = reference() if recipe.kl_coef else None, params() if lora else None
+    samples = in_one_shape(samples, settings["minibatch"])
     return update(trained, ref, samples, table, jnp.asarray([True, True]), jnp.float32(rate), 0, base=base)[1]
 
 

@@ -133,7 +133,7 @@ def test_law_5_packed_rows_take_the_step_of_unrolled_rows(name, preset):
     assert 0.5 < metrics["packing"] <= 1
 
 
-@pytest.mark.parametrize(("name", "preset"), PRESETS)
+@pytest.mark.parametrize(("name", "preset"), [("at_grpo", "paper"), ("magrpo", "paper")])  # what a recipe changes is tested above
 def test_law_5_tree_rows_take_the_step_of_unrolled_rows(name, preset):
     """The update of device games on the same footing, in micro-batches."""
     recipe = recipe_of(name, preset)
@@ -162,7 +162,7 @@ def test_law_5_budget_micro_batch_order_and_devices_change_nothing():
     mixed = np.random.default_rng(5).permutation(len(samples))
     turned = [samples[i] for i in mixed], Samples(**{n: x[mixed] for n, x in vars(table).items() if x is not None})
     assert_same(packed_step(recipe, *turned, minibatch=5)[0], base)  # order is a matter of identity
-    for options in (dict(row_tokens=11), dict(microbatch_tokens=1), dict(devices=2, microbatch_tokens=40)):
+    for options in (dict(row_tokens=11), dict(devices=2, microbatch_tokens=1)):
         moved, metrics = packed_step(recipe, samples, table, minibatch=5, **options)
         assert_close(moved, base, atol=1e-5 * max(float(np.abs(x).max()) for x in jax.tree.leaves(base)))
         for name in set(figures) - {"packing"}:
