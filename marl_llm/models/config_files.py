@@ -369,6 +369,7 @@ def config_to_dict(config: ModelConfig, dtype: str) -> dict:
         out["mlp_bias"] = c.feed_forward_bias
     if kind == "smollm3":
         out["no_rope_layers"] = [int(c.rope(y) != "none") for y in range(c.layers)]
+        out["pad_token_id"] = None  # which transformers would take to be 128,004, whatever the vocabulary
     if kind == "gemma3_text":
         out |= _gemma_to_dict(c, out["rope_parameters"])
     if kind == "qwen3_moe":
