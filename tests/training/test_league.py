@@ -55,6 +55,7 @@ def test_who_meets_whom_depends_on_seed_step_and_match_alone_and_roles_take_turn
     found = drawn(3, range(40))
     assert drawn(3, [7, 7, 20]) == [found[7], found[7], found[20]]  # no counter runs
     assert drawn(4, range(40)) != found
+    assert any(len({match.past for match in step}) > 1 for step in found)  # the matches of a step are drawn apart
     matches = [match for step in found for match in step]
     assert [match.first for match in matches] == list(range(0, E * 40, 2))
     past = [match for match in matches if match.past is not None]
