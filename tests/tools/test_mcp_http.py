@@ -113,6 +113,8 @@ def test_an_address_where_nobody_is_and_the_packages_own_reasons_are_named():
         connection = HttpConnection(McpAddress(gone.url))
         assert (connection.failure(reason).kind, str(connection.failure())) == (kind, reason)
         assert connection.ended.is_set()
+        connection.note(FailureKind.CRASH, "a later reason")
+        assert connection.failure().kind == kind, "the first reason counts"
 
 
 def test_no_stream_of_what_the_server_says_unasked_is_opened(address):
