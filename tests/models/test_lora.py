@@ -51,6 +51,13 @@ def test_fresh_adapters_change_nothing_and_receive_a_gradient():
     assert all(float(jnp.abs(g["b"]).max()) > 0 for g in [gradient["block_0"]["attention"]["query"], gradient["block_1"]["down"]])
 
 
+def test_merged_adapters_add_their_product_times_alpha_over_rank():
+    base, adapters = params_of(BASE), adapters_of(1)
+    a, b = (np.asarray(adapters["block_0"]["down"][name]) for name in "ab")
+    got, old = (np.asarray(params["block_0"]["down"]["kernel"]) for params in (merge(base, adapters, LORA), base))
+    np.testing.assert_allclose(got - old, 6.0 / 3 * a @ b, atol=1e-5)
+
+
 @pytest.mark.parametrize("targets", [("query", "value"), LORA.targets])
 @pytest.mark.parametrize("stacked", [False, True])
 def test_attached_equals_merged_in_both_layouts(targets, stacked):
