@@ -34,7 +34,6 @@ from marl_llm.runs.measuring import (
 from marl_llm.runs.run_files import RunFiles
 from marl_llm.runs.stopping import Stopping
 from marl_llm.runs.workdir import write_json
-from marl_llm.tools.teacher_endpoint import TeacherError
 
 GROUP = 16  # plays of one task that are kept at a checkpoint, so that samples can be seen beside those that they were compared with
 # figures of a model whose roles did not speak in a step
@@ -223,6 +222,8 @@ def record_sft(run: TrainingRun, step: int, figures: dict[str, float]) -> None:
 
 def train_step(run: TrainingRun, watches: Watches, step: int) -> tuple[dict, Any]:
     """One rollout and one update of each model that trains: the step's figures by name, and its batch."""
+    from marl_llm.tools.teacher_endpoint import TeacherError
+
     config, team = run.config, run.team
     start = time.perf_counter()
     rates, critic_rates = learning_rates(config, team.trained, step, run.state["decay_steps"])

@@ -9,7 +9,7 @@ from marl_llm.runs.coaching import first_failure
 from marl_llm.runs.command import TrainingError
 from marl_llm.runs.continuing import Stopwatch
 from marl_llm.runs.loop import TrainingRun, Watches, play_step
-from marl_llm.runs.measuring import ABORTED_STEPS, AbortedWatch, Alarms, SignalWatch, failure_of
+from marl_llm.runs.measuring import ABORTED_STEPS, AbortedWatch, Alarms, LeagueWatch, SignalWatch, failure_of
 from marl_llm.runs.stopping import Stopping
 
 BAD = {"episodes": 10.0, "aborted": 0.3, "failed_tool": 1.0, "failed_deadline": 5.0}
@@ -54,7 +54,8 @@ def test_the_steps_before_the_one_that_stops_a_run_are_kept():
     rollout = types.SimpleNamespace(tasks=5, max_staleness=0, oversample=0)
     config = types.SimpleNamespace(steps=99, rollout=rollout, checkpoint=types.SimpleNamespace(every=9))
     nothing = types.SimpleNamespace(look=lambda *given: None)
-    watches = Watches(nothing, AbortedWatch(0.2), SignalWatch(print, max, False), Alarms({}, print), nothing, nothing)
+    told = (SignalWatch(print, max, False), LeagueWatch(print), Alarms({}, print))
+    watches = Watches(nothing, AbortedWatch(0.2), *told, nothing, nothing)
     kept = []
     checkpoints = types.SimpleNamespace(steps=lambda: [0], save=None)
     stop = Stopping(checkpoints, "")
