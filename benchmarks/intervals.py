@@ -8,7 +8,7 @@ truth is the mean over all tasks that could be drawn. Cases: one play a task, fo
 of trials whose paired interval lies above 0, `found_unpaired` that of the interval that forgets which task was which, and `false_alarms`
 the share of paired intervals without 0 when the two teams are equally good.
 
-Writes the coverage for few tasks as a table to stderr, with the coverages that single plays allow at all (docs/intervals.md), and prints
+Writes the coverage for few tasks as a table to stderr, with the coverages that single plays allow at all (docs/findings.md), and prints
 one JSON line;
 exit code 1 when a coverage of a case lies outside 93 to 97 %.
 """

@@ -37,7 +37,6 @@ GIVEN = {
     "sandbox.md": {"codes", "step_one", "step_two", "text"},
     "workflows.md": {"generator"},
     "team_rules.md": {"finished", "plain", "repeat", "Role", "run", "stop", "tool", "when"},
-    "train_a_team.md": {"critique", "PlainText", "Task", "team", "tokenizer"},
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Confidence intervals of 95 %: for success rates, for means of tasks with several plays, for differences, and for means over seeds.
 
-How often each holds the truth is simulated by `python -m benchmarks.intervals`; the table is in docs/intervals.md.
+How often each holds the truth is simulated by `python -m benchmarks.intervals`; the table is in docs/findings.md.
 """
 
 from __future__ import annotations

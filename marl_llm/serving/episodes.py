@@ -28,7 +28,7 @@ class ForeignEpisode:
 
     Attributes:
       identity: what its draws follow from, in place of its address: e.g. the run's seed, the step, the task and the play.
-      replies: as lines of a record (docs/recorded.md), in the order in which they were finished.
+      replies: as lines of a record (docs/attach.md), in the order in which they were finished.
       pay: what it was paid; None: it was not.
       aborted: why it takes nothing more without having been paid; "" if it was not aborted.
       message: one line for people about how it ended.

@@ -83,7 +83,7 @@ def play_attached(
 
     A group is what `recipe.group_by` says: `instance` is the row's place in `rows`, `agent` the role, `turn` the n-th reply of this role in
     its play, in the order in which they were finished. `play` is awaited with a row and a `Client`; it gives the team's reward, or
-    `{"reward": 1.0, "rewards": {"solver": 0.5}}`, or None where it posted the reward itself (docs/recorded.md): the first pay counts and
+    `{"reward": 1.0, "rewards": {"solver": 0.5}}`, or None where it posted the reward itself (docs/attach.md): the first pay counts and
     ends the play. A play that raises, gives something else, asks for nothing or is not paid in time is aborted: it is counted and never
     trained on. A play that blocks its thread between two awaits holds up the others, and its deadline.
 

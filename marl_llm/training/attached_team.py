@@ -51,7 +51,7 @@ class AttachedTeam(HostedTeam):
 
     def play(self, step: int, first: int, count: int, over: int = 0) -> Batch:
         """See `Team.play`. Further figures: `aborted/<reason>`, episodes for each of `ABORTS`; `refused`, requests and pays that were
-        refused; `relayed`, `forked` and `reencoded`, prompt tokens (docs/recorded.md)."""
+        refused; `relayed`, `forked` and `reencoded`, prompt tokens (docs/attach.md)."""
         batch = super().play(step, first, count, over)
         if aborted := [episode for episode in batch.rollout.episodes if episode.aborted]:
             share = f"{len(aborted)} of {len(batch.rollout.episodes)} episodes were aborted"

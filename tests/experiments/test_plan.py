@@ -480,15 +480,15 @@ PRINTED = sorted((pathlib.Path(__file__).parents[2] / "docs" / "printed_plans").
 SHOWN = [re.fullmatch(r"\$ python -m marl_llm plan (.*?)\n\n(.*)\n", p.read_text(encoding="utf-8"), re.DOTALL).groups() for p in PRINTED]
 
 
-def test_the_page_on_machines_shows_every_printed_plan():
-    page = (PRINTED[0].parents[1] / "machines.md").read_text(encoding="utf-8")
+def test_the_page_on_plans_shows_every_printed_plan():
+    page = (PRINTED[0].parents[1] / "plans.md").read_text(encoding="utf-8")
     assert len(PRINTED) == 10
     for path in PRINTED:
         assert f"(printed_plans/{path.name})" in page
 
 
 @pytest.mark.parametrize(("flags", "printed"), SHOWN, ids=[re.search(r"topology=(\S+)", flags)[1] for flags, _ in SHOWN])
-def test_the_plans_of_the_page_on_machines_are_those_that_the_command_prints(flags, printed):
+def test_the_plans_of_the_page_are_those_that_the_command_prints(flags, printed):
     """Of a plan that a compiler made, the lines that need none."""
     said = dict(re.findall(r"--([\w.]+)=(\S+)", flags))
     file, topology = pathlib.Path(said.pop("config")), said.pop("topology")
