@@ -55,7 +55,7 @@ def test_the_reward_pays_for_titles_and_tags_of_the_text_and_for_tags_that_the_t
 
 
 def test_the_commands_of_the_page_resolve_to_the_file(tmp_path):
-    assert f"experiments/configs/smol_game.py:{NAME} --config.model.path=models/smollm2 --workdir=runs/titles" in PAGE
+    assert f"marl train smol_game:{NAME} --config.model.path=models/smollm2 --workdir=runs/titles" in PAGE
     config = smol_game.get_config(NAME)
     sizes = dict(width=32, layers=2, query_heads=2, key_value_heads=1, head_dim=16, feed_forward=64)
     config.model.path = str(tiny.make(tmp_path / "tiny", "qwen2", 512, **sizes))

@@ -41,7 +41,7 @@ def test_a_game_takes_at_most_ninety_lines_and_a_workflow_sixty():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_commands_of_the_page_resolve_to_the_files(name):
-    assert f"experiments/configs/game.py:{name} --dry_run" in PAGE
+    assert f"marl train game:{name} --dry_run" in PAGE
     config = any_game.get_config(name)
     config.game.tries = 3
     config.sft.steps = 4
