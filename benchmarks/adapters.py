@@ -17,13 +17,13 @@ import itertools
 import json
 import os
 import pathlib
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
+from benchmarks.host_memory import resident
 from benchmarks.peers.lines import Worker, pin, serve
 
 DTYPES = {"cpu": "float32", "gpu": "bfloat16", "tpu": "bfloat16"}  # of products, by platform
@@ -82,7 +82,7 @@ def prepare(args) -> dict:
         jax.block_until_ready([learner.policy for learner in learners.values()])
         done = time.perf_counter()
         of_device = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-        held = of_device / 2**30 if of_device else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        held = (of_device or resident("VmHWM")) / 2**30
         return {"seconds": done - tock, "sample": tock - tick, "whole": done - tick, "gib": held}
 
     def work() -> dict:
