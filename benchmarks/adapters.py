@@ -27,6 +27,7 @@ from benchmarks.host_memory import resident
 from benchmarks.peers.lines import Worker, pin, serve
 
 DTYPES = {"cpu": "float32", "gpu": "bfloat16", "tpu": "bfloat16"}  # of products, by platform
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 PARTS = ("whole", "sample", "seconds")  # of a step; `seconds` are those of training
 
 
@@ -60,7 +61,7 @@ def prepare(args) -> dict:
     rng, zeros, order = np.random.default_rng(0), np.zeros(count, np.int32), np.arange(count, dtype=np.int32)
     instance = np.repeat(np.arange(args.prompts, dtype=np.int32), args.samples)
 
-    numbers = itertools.count()
+    numbers, clock = itertools.count(), CLOCKS[args.clock]
 
     def step() -> dict:
         number = next(numbers)
@@ -68,11 +69,11 @@ def prepare(args) -> dict:
         for role in learners:
             ids = [tuple(int(t) for t in rng.integers(3, config.vocab_size, args.prompt)) for _ in range(args.prompts)]
             asked += [Request(ids[i], (number, i, k), args.response, role) for i in range(args.prompts) for k in range(args.samples)]
-        tick = time.perf_counter()
+        tick = clock()
         for role, learner in learners.items():
             engine.set_params(role, on_base(learner))
         drawn = engine.generate_all(asked)
-        tock = time.perf_counter()
+        tock = clock()
         for first, learner in zip(range(0, len(asked), count), learners.values(), strict=True):
             answered = list(zip(asked, drawn, strict=True))[first : first + count]
             tokens = Tokens.of([TokenSample(r.prompt, c.tokens, c.log_probs) for r, c in answered])
@@ -80,7 +81,7 @@ def prepare(args) -> dict:
             table = Samples(instance=instance, env=instance, agent=zeros, turn=zeros, order=zeros, trajectory=order, team=pay, local=pay)
             learner.learn(tokens, table, np.ones(1, bool), 1e-4, None, 0, None, 0.0)
         jax.block_until_ready([learner.policy for learner in learners.values()])
-        done = time.perf_counter()
+        done = clock()
         of_device = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
         held = (of_device or resident("VmHWM")) / 2**30
         return {"seconds": done - tock, "sample": tock - tick, "whole": done - tick, "gib": held}
@@ -119,9 +120,9 @@ def measure(args) -> dict:
         given = {name: getattr(args, name) for name in ("prompts", "samples", "prompt", "response", "rank", "threads", "platform")}
         given["model"] = args.model if pathlib.Path(args.model).exists() else random_checkpoint(args.model, f"{folder}/model")
         sizes = [f"--{name}={value}" for name, value in given.items()]
-        more = [f"--roles={args.roles}", f"--remat={args.remat}", f"--microbatch_tokens={args.microbatch_tokens}", "--worker"]
+        own = [f"--{name}={getattr(args, name)}" for name in ("roles", "remat", "microbatch_tokens", "clock")]
         here_only = {"JAX_PLATFORMS": "cpu"} if args.platform == "cpu" else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        workers = {"ours": Worker([sys.executable, "-m", "benchmarks.adapters", *sizes, *more], f"{folder}/ours", **here_only)}
+        workers = {"ours": Worker([sys.executable, "-m", "benchmarks.adapters", *sizes, *own, "--worker"], f"{folder}/ours", **here_only)}
         if args.peers_python:
             workers["trl"] = Worker([args.peers_python, str(here / "peers" / "trl_update.py"), *sizes], f"{folder}/trl")
         figures: dict[str, list[dict]] = {name: [] for name in workers}
@@ -162,6 +163,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--remat", default="none", choices=("none", "dots", "full"))
     parser.add_argument("--microbatch_tokens", type=int, default=0, help="0: a packed row")
     parser.add_argument("--platform", default="cpu", choices=tuple(DTYPES))
+    parser.add_argument("--clock", default="wall", choices=tuple(CLOCKS), help="cpu: seconds of all threads of ours, on a shared machine")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser
 

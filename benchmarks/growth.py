@@ -1,12 +1,12 @@
 """What a step of GRPO costs as it grows: seconds and bytes by model size, tasks, prompts, responses and roles, with fitted exponents.
 
-    python -m benchmarks.growth --out=runs/growth [--threads=1] [--repeats=3] [--axes=model,tasks,prompt,response,roles]
+    python -m benchmarks.growth --out=runs/growth [--repeats=3] [--axes=model,tasks,prompt,response,roles]
 
 Each point is a whole step of `benchmarks.adapters`: roles with an adapter of rank 16 each on one frozen base of random weights, sampled by
 the engine and updated. One axis varies at a time; the others stay at `BASE`. The model axis has the shapes of `SHAPES`, 1M to 360M
 parameters; the other axes are measured on the one of 29M. Writes OUT/growth.csv, a line per point, and growth.png; a point that is in the
 file is not measured again. Prints one JSON line per axis: the exponents e of cost ~ size^e, by least squares of logarithms over all points,
-and over the two largest.
+and over the two largest. Seconds are those of one core (`time.process_time`), so that other work beside it counts little.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def model_at(name: str, folder: pathlib.Path) -> int:
 
 def measured(axis: str, size: int, model: pathlib.Path, sizes: dict[str, int], given: argparse.Namespace) -> dict[str, float | str]:
     """One point: medians over the repetitions, and the least and the most seconds of a whole step."""
-    found = adapters.measure(adapters.options(model=str(model), threads=given.threads, repeats=given.repeats, **sizes))["ours"]
+    found = adapters.measure(adapters.options(model=str(model), threads=1, clock="cpu", repeats=given.repeats, **sizes))["ours"]
     low, high = found["spread"]
     return {"axis": axis, "size": size} | {cost: found[cost] for cost in COSTS} | {"low": low, "high": high}
 
@@ -113,7 +113,6 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/growth"))
     parser.add_argument("--axes", default="model,tasks,prompt,response,roles")
     parser.add_argument("--models", default=",".join(SHAPES), help="of the axis of model sizes")
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
