@@ -161,8 +161,8 @@ class Attention(nn.Module):
         if c.qk_norm:
             q, k = RMSNorm(c, name="query_norm")(q), RMSNorm(c, name="key_norm")(k)
         q, k = rotate(q, angles), rotate(k, angles)
-        if c.query_scalar:  # every attention divides by the root of head_dim
-            q = q * jnp.asarray((c.head_dim / c.query_scalar) ** 0.5, q.dtype)
+        if c.query_scalar:  # every attention divides by the root of head_dim; bfloat16 has the factor with an error of up to 0.4 %
+            q = (q.astype(jnp.float32) * (c.head_dim / c.query_scalar) ** 0.5).astype(q.dtype)
         q = constrain(q, "batch", None, "heads", None)
         k, v = (constrain(y, "batch", None, "key_value_heads", None) for y in (k, v))
         if cache is None:

@@ -123,6 +123,16 @@ def test_decoding_step_by_step_with_the_cache_equals_the_full_forward(config, la
             np.testing.assert_allclose(got[i, b], want, atol=1e-4 * np.abs(want).max())
 
 
+def test_in_bfloat16_queries_are_scaled_by_no_rounded_number():
+    """A factor of 1.003 is 1 in bfloat16; the root of a head of 128 over 168, as Gemma 3 27B has it, is 0.2 % too small."""
+    low = dataclasses.replace(TINY, compute_dtype="bfloat16", layers=1)
+    ids, params = jnp.arange(12)[None], random_params(low)
+    plain, scaled = (
+        logits_of(dataclasses.replace(low, query_scalar=low.head_dim / x), params, ids, ids >= 0) for x in (1, 1.006)
+    )
+    assert float(jnp.abs(plain - scaled).max()) > 0
+
+
 @pytest.mark.parametrize("config", [TINY, WINDOWED])
 def test_tokens_behind_a_cached_prefix_equal_the_full_forward(config):
     """New tokens see the valid columns of the cache and each other, and their keys and values extend it."""
