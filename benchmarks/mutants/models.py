@@ -166,6 +166,18 @@ FAULTS = {
         "stacked layers all rotate as the first": ("jax.tree.map(lambda x: x[layer.rope], angles)", "jax.tree.map(lambda x: x[0], angles)"),
         "GELU is the exact one": ("approximate=True", "approximate=False"),
     },
+    (M + "config_files.py", T + "test_files.py"): {
+        "what a file lacks is missing": ("Fields(MISSING.get(kind, {}) | given", "Fields(given"),
+        "a window of null is the usual one": (' or key == "sliding_window"}', "}"),
+        "a rope that somebody added does not count": ("old if old.raw else new", "new if new.raw else old"),
+    },
+    (M + "checkpoint_names.py", T + "test_files.py"): {
+        "eyes are part of a language model": ("(vision_tower|multi_modal_projector)", "(multi_modal_projector)"),
+        "a head keeps the name that it has beside eyes": ('.removeprefix("language_model.")', ""),
+    },
+    (M + "transformer.py", T + "test_decoder.py"): {
+        "bfloat16 scales queries by a rounded number": ("(q.astype(jnp.float32) * (c.head_dim", "(q * (c.head_dim"),
+    },
     (M + "rotary.py", T + "test_parity.py"): {
         "Gemma's local layers are stretched": ("rope_theta=config.local_rope_theta, rope_scaling=None)", "rope_theta=config.local_rope_theta)"),
         "layers without positions have them": ('if rope == "none":', 'if rope == "nowhere":'),

@@ -63,7 +63,10 @@ def export(
                 raise ConfigError(f"--adapters: {model} of {run} has none; leave the flag out, or train with --config.model.lora_rank=16")
             if dtype:
                 raise ConfigError(f"--dtype={dtype} has no effect on --adapters, which are written as they are kept")
-            save_adapters(out, learner.policy.params, learner.spec.lora, path or "")
+            try:
+                save_adapters(out, learner.policy.params, learner.spec.lora, path or "")
+            except ValueError as error:
+                raise ConfigError(f"--adapters: {error}; leave the flag out to merge them") from error
             (out / "README.md").write_text(text, encoding="utf-8")
             return [out / "adapter_model.safetensors"]
         try:

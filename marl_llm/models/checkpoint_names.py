@@ -49,8 +49,17 @@ _TOP = {
 
 
 def ignored(name: str) -> bool:
-    """Buffers that old exporters wrote and that hold nothing learned."""
-    return name.endswith("rotary_emb.inv_freq")
+    """Buffers that old exporters wrote and that hold nothing learned, and what Gemma 3 sees images with."""
+    return name.endswith("rotary_emb.inv_freq") or re.match(r"(model\.)?(vision_tower|multi_modal_projector)\.", name) is not None
+
+
+def without_images(name: str) -> str:
+    """A tensor's name where a model sees no images; those that do call their language model in two ways.
+
+    >>> without_images("language_model.model.norm.weight"), without_images("model.language_model.norm.weight")
+    ('model.norm.weight', 'model.norm.weight')
+    """
+    return re.sub(r"^(language_model\.model|model\.language_model)\.", "model.", name).removeprefix("language_model.")
 
 
 class Weight(NamedTuple):

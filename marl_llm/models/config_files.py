@@ -72,9 +72,20 @@ _KINDS = {
 }
 COUNT, _FLAG = "an integer of at least 0", "true or false"
 FULL, SLIDING = "full_attention", "sliding_attention"  # of layer_types
-# what transformers takes for fields that a file lacks; the families of the first norm their queries and keys
-HEAD_DIM = {"qwen3": 128, "qwen3_moe": 128, "gemma3_text": 256}
-THETA = {"gemma3_text": 1e6, "smollm3": 2e6}
+QK_NORM = ("qwen3", "qwen3_moe", "gemma3_text")  # families that norm their queries and keys
+# what transformers takes for fields that a file lacks; the published sizes of Gemma 3 lack most of them
+MISSING: dict[str, dict] = {
+    "qwen2": dict(sliding_window=4096),
+    "qwen3": dict(sliding_window=4096, head_dim=128),
+    "qwen3_moe": dict(sliding_window=4096, head_dim=128),
+    "mistral": dict(sliding_window=4096),
+    "smollm3": dict(rope_theta=2e6, tie_word_embeddings=True),
+    "gemma3_text": dict(
+        vocab_size=262_208, num_attention_heads=8, num_key_value_heads=4, head_dim=256, max_position_embeddings=131_072,
+        query_pre_attn_scalar=256, sliding_window=4096, sliding_window_pattern=6, rope_theta=1e6, rope_local_base_freq=1e4,
+        tie_word_embeddings=True,
+    ),
+}  # fmt: skip
 GEMMA = dict(post_norms=True, unit_offset=True, scale_embeddings=True, activation="gelu_tanh")
 # Beyond every model that is known, and so small that looking at a shape costs nothing.
 LARGEST = {
@@ -91,10 +102,9 @@ def config_from_dict(raw: dict, where: str, **overrides) -> ModelConfig:
     `torch_dtype`). Raises `CheckpointFileError`, naming the field, on one that is missing or malformed and on a feature that would change
     the numbers and is not supported.
     """
-    file = Fields(raw, where)
-    kind = _supported_kind(file)
-    heads, width = file.need("num_attention_heads", COUNT), file.need("hidden_size", COUNT)
-    if file.get("head_dim", COUNT) is None and width % max(heads, 1) and kind not in HEAD_DIM:
+    file = _supported(Fields(raw, where))
+    kind, heads, width = file.raw["model_type"], file.need("num_attention_heads", COUNT), file.need("hidden_size", COUNT)
+    if file.get("head_dim", COUNT) is None and width % max(heads, 1):
         raise CheckpointFileError(f"{where}: hidden_size={width} is no multiple of num_attention_heads={heads}, and there is no head_dim")
     bias = file.get("attention_bias", _FLAG, False)
     theta, scaling = _rope(file)
@@ -106,23 +116,23 @@ def config_from_dict(raw: dict, where: str, **overrides) -> ModelConfig:
         layers=file.need("num_hidden_layers", COUNT),
         query_heads=heads,
         key_value_heads=key_heads,
-        head_dim=file.get("head_dim", COUNT) or HEAD_DIM.get(kind, width // max(heads, 1)),
+        head_dim=file.get("head_dim", COUNT) or width // max(heads, 1),
         feed_forward=file.need("intermediate_size", COUNT),
         rope_theta=theta,
         rope_scaling=scaling,
         window_pattern=shortest_pattern(_windows(file, kind), 0),
         rope_pattern=shortest_pattern(_rotating(file), 1) if kind == "smollm3" else (),
         norm_epsilon=file.number("rms_norm_eps", 1e-6),
-        tie_embeddings=file.get("tie_word_embeddings", _FLAG, kind in ("gemma3_text", "smollm3")),
-        qk_norm=kind in HEAD_DIM,
+        tie_embeddings=file.get("tie_word_embeddings", _FLAG, False),
+        qk_norm=kind in QK_NORM,
         attention_bias=kind == "qwen2" or (kind != "mistral" and bias),
         output_bias=kind not in ("qwen2", "mistral") and bias,
         feed_forward_bias=kind in ("llama", "smollm3") and file.get("mlp_bias", _FLAG, False),
-        max_position=file.get("max_position_embeddings", COUNT, 131_072 if kind == "gemma3_text" else 40_960),
+        max_position=file.get("max_position_embeddings", COUNT, 40_960),
     )
     if kind == "gemma3_text":
         local = _local_theta(file) if fields["window_pattern"] else 0.0
-        fields |= GEMMA | dict(query_scalar=file.number("query_pre_attn_scalar", 256.0), local_rope_theta=local)
+        fields |= GEMMA | dict(query_scalar=file.number("query_pre_attn_scalar", 0.0), local_rope_theta=local)
     if kind == "qwen3_moe":
         fields |= _mixture(file)
     try:
@@ -131,13 +141,17 @@ def config_from_dict(raw: dict, where: str, **overrides) -> ModelConfig:
         raise CheckpointFileError(f"{where}: {e}") from e
 
 
-def _supported_kind(file: Fields) -> str:
-    """The config's model_type. Raises on one that is not known, and on features that would change the numbers."""
+def _supported(file: Fields) -> Fields:
+    """The config of a language model, with what its file lacks. Raises on a model_type that is not known, and on features that would change
+    the numbers. null is missing, but for a sliding_window."""
+    file.refuse("quantization_config", (), "quantised weights are not read")
     kind = file.get("model_type", "a string")
-    if kind == "gemma3":
-        raise CheckpointFileError(f"{file.where}: model_type='gemma3' sees images; its language model alone, saved as gemma3_text, is read")
+    if kind == "gemma3":  # which sees images: its language model is read
+        file, kind = file.inner("text_config"), "gemma3_text"
     if kind not in ARCHITECTURES:
         raise CheckpointFileError(f"{file.where}: model_type={kind!r} is not supported; {', '.join(ARCHITECTURES)} are")
+    given = {key: value for key, value in file.raw.items() if value is not None or key == "sliding_window"}
+    file = Fields(MISSING.get(kind, {}) | given | {"model_type": kind}, file.where)
     if kind == "gemma3_text":
         file.refuse("hidden_activation", ("gelu_pytorch_tanh",), "gemma3_text has gelu_pytorch_tanh")
         file.refuse("attn_logit_softcapping", (), "scores are not capped")
@@ -145,8 +159,7 @@ def _supported_kind(file: Fields) -> str:
         file.refuse("use_bidirectional_attention", (False,), "only causal attention")
     else:
         file.refuse("hidden_act", ("silu", "swish"), "only SwiGLU feed-forwards")
-    file.refuse("quantization_config", (), "quantised weights are not read")
-    return kind
+    return file
 
 
 def _mixture(file: Fields) -> dict:
@@ -170,7 +183,7 @@ def _windows(file: Fields, kind: str) -> list[int]:
     size = _window_size(file, kind)
     types = file.get("layer_types", "a list of strings") if kind != "qwen3_moe" else None
     if types is None and kind == "gemma3_text":
-        every = file.get("sliding_window_pattern", COUNT, 6) or 1
+        every = file.need("sliding_window_pattern", COUNT) or 1
         types = [SLIDING if (y + 1) % every else FULL for y in range(layers)]
     if types is None and kind == "smollm3":  # with windows, its layers without positions have them
         types = [FULL if turns or not size else SLIDING for turns in _rotating(file)]
@@ -191,8 +204,8 @@ def _windows(file: Fields, kind: str) -> list[int]:
 
 
 def _window_size(file: Fields, kind: str) -> int:
-    """Tokens of the sliding window, 0 for none. A field that is missing is 4096 in transformers, and null is none."""
-    size = file.get("sliding_window", COUNT, 0) if "sliding_window" in file.raw else 4096
+    """Tokens of the sliding window, 0 for none."""
+    size = file.get("sliding_window", COUNT, 0)
     if kind in ("mistral", "gemma3_text"):
         return size
     switched_on = file.get("use_sliding_window", _FLAG, False)
@@ -226,23 +239,23 @@ def _local_theta(file: Fields) -> float:
     """The base of Gemma's layers with a window."""
     local = file.inner("rope_parameters").inner(SLIDING)
     local.refuse("rope_type", ("default",), "only full_attention layers can be stretched")
-    return local.number("rope_theta", None) or file.number("rope_local_base_freq", None) or 10_000.0
+    return local.number("rope_theta", None) or file.number("rope_local_base_freq", None)
 
 
 def _rope(file: Fields) -> tuple[float, RopeScaling | None]:
-    new = file.inner("rope_parameters")
-    if "full_attention" in new.raw:  # one table per kind of layer
-        new = new.inner("full_attention")
-    both = Fields({**file.inner("rope_scaling").raw, **new.raw}, f"{file.where}: rope_parameters or rope_scaling")
-    theta = both.number("rope_theta", None) or file.number("rope_theta", None) or THETA.get(file.raw["model_type"], 10_000.0)
-    kind = both.get("rope_type", "a string") or both.get("type", "a string") or "default"
-    if (both.number("partial_rotary_factor", None) or file.number("partial_rotary_factor", None) or 1.0) != 1.0:
+    new, old = file.inner("rope_parameters"), file.inner("rope_scaling")
+    if FULL in new.raw:  # one table per kind of layer
+        new = new.inner(FULL)
+    rope = old if old.raw else new  # in transformers too the old field counts where both are there
+    theta = rope.number("rope_theta", None) or new.number("rope_theta", None) or file.number("rope_theta", 10_000.0)
+    kind = rope.get("rope_type", "a string") or rope.get("type", "a string") or "default"
+    if (rope.number("partial_rotary_factor", None) or file.number("partial_rotary_factor", None) or 1.0) != 1.0:
         raise CheckpointFileError(f"{file.where}: partial_rotary_factor is not supported")
     if kind == "default":
         return theta, None
     if kind not in ("linear", "yarn", "llama3"):
         raise CheckpointFileError(f"{file.where}: rope_type={kind!r} is not supported; default, linear, yarn and llama3 are")
-    factor = both.number("factor", None)
+    factor = rope.number("factor", None)
     if factor is None:
         raise CheckpointFileError(f"{file.where}: rope_type={kind!r} without a factor")
     original = "original_max_position_embeddings"
@@ -250,15 +263,15 @@ def _rope(file: Fields) -> tuple[float, RopeScaling | None]:
         return theta, RopeScaling(
             kind,
             factor,
-            both.get(original, COUNT) or file.get(original, COUNT) or file.get("max_position_embeddings", COUNT) or 0,
-            beta_fast=both.number("beta_fast", None) or 32.0,
-            beta_slow=both.number("beta_slow", None) or 1.0,
-            truncate=both.get("truncate", _FLAG, True),
-            attention_factor=both.number("attention_factor", None),
-            mscale=both.number("mscale", None),
-            mscale_all_dim=both.number("mscale_all_dim", None),
-            low_frequency_factor=both.number("low_freq_factor", None) or 1.0,
-            high_frequency_factor=both.number("high_freq_factor", None) or 4.0,
+            file.get(original, COUNT) or rope.get(original, COUNT) or file.get("max_position_embeddings", COUNT) or 0,
+            beta_fast=rope.number("beta_fast", None) or 32.0,
+            beta_slow=rope.number("beta_slow", None) or 1.0,
+            truncate=rope.get("truncate", _FLAG, True),
+            attention_factor=rope.number("attention_factor", None),
+            mscale=rope.number("mscale", None),
+            mscale_all_dim=rope.number("mscale_all_dim", None),
+            low_frequency_factor=rope.number("low_freq_factor", None) or 1.0,
+            high_frequency_factor=rope.number("high_freq_factor", None) or 4.0,
         )
     except ValueError as e:
         raise CheckpointFileError(f"{file.where}: {e}") from e
@@ -268,9 +281,8 @@ def model_type(config: ModelConfig) -> str:
     """The architecture that has this shape. Raises `ValueError` when none has."""
     c = config
     if c.post_norms:
-        wants = GEMMA | dict(qk_norm=True, output_bias=c.attention_bias, feed_forward_bias=False, experts=0)
-        wants |= dict(query_scalar=c.query_scalar or 256.0)
-        kind, wants = "gemma3_text", wants | dict(local_rope_theta=c.local_rope_theta or 10_000.0) if c.windowed else wants
+        kind, wants = "gemma3_text", GEMMA | dict(qk_norm=True, output_bias=c.attention_bias, feed_forward_bias=False, experts=0)
+        wants |= dict(query_scalar=c.query_scalar or 256.0, local_rope_theta=(c.local_rope_theta or 10_000.0) * c.windowed)
     elif c.experts:
         kind, wants = "qwen3_moe", dict(qk_norm=True, output_bias=c.attention_bias, feed_forward_bias=False)
     elif "none" in c.ropes:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from marl_llm.models.checkpoint_names import Weight, ignored, weight_of
+from marl_llm.models.checkpoint_names import Weight, ignored, weight_of, without_images
 from marl_llm.models.config import DTYPES, ModelConfig
 from marl_llm.models.config_files import config_from_dict, config_to_dict
 from marl_llm.models.gguf import checkpoint_directory
@@ -83,7 +83,7 @@ def load_pretrained(
     """
     directory = checkpoint_directory(directory)
     config = read_config(directory, param_dtype=param_dtype, **overrides)
-    tensors = find_tensors(directory)
+    tensors = {without_images(name): info for name, info in find_tensors(directory).items()}
     if config.value_head and (directory / VALUE_HEAD).exists():
         tensors |= read_header(directory / VALUE_HEAD)
     if config.layers * max(1, config.experts) > len(tensors):  # a shape of thousands of layers takes long to look at

@@ -148,8 +148,13 @@ def _peft_name(path: str) -> str:
 
 
 def save_adapters(directory: str | os.PathLike, adapters: dict, lora: LoraConfig, base_name: str = "") -> None:
-    """Writes PEFT's format: `adapter_config.json` and `adapter_model.safetensors`. `base_name` is the base checkpoint's name or path."""
-    directory = pathlib.Path(directory)
+    """Writes PEFT's format: `adapter_config.json` and `adapter_model.safetensors`. `base_name` is the base checkpoint's name or path.
+
+    Raises `ValueError` on a base that sees images, on which PEFT would find none of these adapters and leave them out.
+    """
+    base, directory = pathlib.Path(base_name) / "config.json", pathlib.Path(directory)
+    if base_name and base.is_file() and read_json_file(base).get("model_type") == "gemma3":
+        raise ValueError(f"{base_name} sees images, and PEFT calls its layers otherwise; merge the adapters (marl_llm.models.merge)")
     directory.mkdir(parents=True, exist_ok=True)
     flat, entries = _flat(unstack_layers(adapters)), {}
     for path in sorted({p.rsplit("/", 1)[0] for p in flat}):

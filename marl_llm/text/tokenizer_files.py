@@ -48,8 +48,9 @@ def read_ids(config: Mapping[str, Any], name: str, where: str) -> list[int]:
 
 
 def read_size(config: Mapping[str, Any], where: str) -> int:
-    """`vocab_size` of a `config.json`, 0 without one."""
-    size = config.get("vocab_size") or 0
+    """`vocab_size` of a `config.json`, 0 without one. Where a model sees images, its language model's, whose published files name none."""
+    text, usual = config.get("text_config"), 262_208 if config.get("model_type") == "gemma3" else 0
+    size = config.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else None) or usual
     if type(size) is not int or not 0 <= size <= MAX_VOCABULARY:
         raise ValueError(f"{where}: vocab_size={str(size)[:40]} must be an integer from 0 to {MAX_VOCABULARY:,}")
     return size

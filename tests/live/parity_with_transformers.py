@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import peft
 import pytest
+import safetensors.torch
 import torch
 import transformers
 
@@ -146,8 +147,26 @@ def test_our_checkpoint_gives_their_model_our_logits(name, tmp_path):
     assert np.abs(ours - their_logits(model, ids, where))[where].max() > 1e-2
 
 
-def test_adapters_travel_both_ways_through_peft(tmp_path):
-    model = theirs("qwen3")
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_of_their_model_that_sees_images_we_read_the_language_model(prefix, tmp_path):
+    text = transformers.Gemma3TextConfig(**(COMMON | GEMMA))
+    vision = dict(model_type="siglip_vision_model", hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                  image_size=28, patch_size=14)  # fmt: skip
+    torch.manual_seed(0)
+    sees = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=1)
+    model = transformers.Gemma3ForConditionalGeneration(sees).eval()
+    model.save_pretrained(tmp_path)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    renamed = {name.replace("language_model.model.", prefix): x for name, x in tensors.items()}
+    safetensors.torch.save_file(renamed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    ids, where = batch()
+    ours = our_logits(*load_pretrained(tmp_path), ids, where)
+    np.testing.assert_allclose(ours[where], their_logits(model, ids, where)[where], atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "smollm3_windows"])
+def test_adapters_travel_both_ways_through_peft(name, tmp_path):
+    model = theirs(name)
     model.save_pretrained(tmp_path / "base")
     config, base = load_pretrained(tmp_path / "base")
     lora = LoraConfig(rank=4, alpha=12.0, targets=("query", "value", "output", "gate", "down"))

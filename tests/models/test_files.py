@@ -24,6 +24,7 @@ from marl_llm.models import (
     init_params,
     load_pretrained,
     log_probs,
+    make_model_config,
     read_config,
     save_pretrained,
     stack_layers,
@@ -265,7 +266,9 @@ def test_a_config_that_cannot_be_honoured_is_refused(change, says, tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"model_type": "gemma3"}, "sees images; its language model alone, saved as gemma3_text, is read"),
+        ({"model_type": "gemma3"}, "text_config: has no 'hidden_size'"),
+        ({"model_type": "gemma3", "text_config": [3]}, "text_config: must be an object"),
+        ({"quantization_config": {"bits": 4}}, "quantised weights are not read"),
         ({"hidden_activation": "silu"}, "hidden_activation='silu' is not supported"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0 is not supported"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0 is not supported"),
@@ -284,12 +287,92 @@ def test_a_gemma_that_cannot_be_honoured_is_refused(change, says, tmp_path):
         read_config(tmp_path)
 
 
+STRETCHED = dict(model_type="gemma3_text", rope_scaling={"factor": 8.0, "rope_type": "linear"}, sliding_window=1024)
+GEMMA = dict(model_type="gemma3_text", max_position_embeddings=32_768, num_attention_heads=4, num_key_value_heads=1, vocab_size=262_144)
+LOCAL = dict(sliding_window=512, rope_local_base_freq=10_000, rope_scaling=None, rope_theta=1_000_000)
+MISTRAL = dict(
+    model_type="mistral", hidden_size=4096, intermediate_size=14_336, max_position_embeddings=32_768, num_attention_heads=32,
+    num_hidden_layers=32, num_key_value_heads=8, rms_norm_eps=1e-5,
+)  # fmt: skip
+PUBLISHED = {  # what the files say, as far as it is read
+    "gemma-3-270m": GEMMA | LOCAL | dict(
+        hidden_size=640, intermediate_size=2048, num_hidden_layers=18, layer_types=(["sliding_attention"] * 5 + ["full_attention"]) * 3,
+        _sliding_window_pattern=6, use_bidirectional_attention=False,
+    ),
+    "gemma-3-1b": GEMMA | LOCAL | dict(hidden_size=1152, intermediate_size=6912, num_hidden_layers=26, sliding_window_pattern=6),
+    "gemma-3-4b": dict(model_type="gemma3", text_config=STRETCHED | dict(hidden_size=2560, intermediate_size=10_240, num_hidden_layers=34)),
+    "gemma-3-12b": dict(model_type="gemma3", text_config=STRETCHED | dict(
+        hidden_size=3840, intermediate_size=15_360, num_attention_heads=16, num_hidden_layers=48, num_key_value_heads=8,
+    )),
+    "gemma-3-27b": dict(model_type="gemma3", text_config=STRETCHED | dict(
+        hidden_size=5376, intermediate_size=21_504, num_attention_heads=32, num_hidden_layers=62, num_key_value_heads=16, head_dim=128,
+        query_pre_attn_scalar=168,
+    )),
+    "smollm3-3b": dict(
+        model_type="smollm3", hidden_size=2048, intermediate_size=11_008, layer_types=["full_attention"] * 36, vocab_size=128_256,
+        max_position_embeddings=65_536, max_window_layers=28, no_rope_layer_interval=4, no_rope_layers=[1, 1, 1, 0] * 9,
+        num_attention_heads=16, num_hidden_layers=36, num_key_value_heads=4, rope_scaling=None, rope_theta=5e6, sliding_window=None,
+        use_sliding_window=False,
+    ),
+    "mistral-7b-v0.1": MISTRAL | dict(rope_theta=10_000.0, sliding_window=4096, vocab_size=32_000),
+    "mistral-7b-v0.3": MISTRAL | dict(rope_theta=1e6, sliding_window=None, vocab_size=32_768),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_file_has_the_presets_shape(name, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]))
+    assert read_config(tmp_path) == make_model_config(name)
+
+
 def test_a_gemma_that_says_little_has_the_numbers_of_transformers(tmp_path):
-    few = dict(model_type="gemma3_text", vocab_size=24, hidden_size=16, intermediate_size=32, num_hidden_layers=7, num_attention_heads=2)
-    (tmp_path / "config.json").write_text(json.dumps(few | dict(num_key_value_heads=1)))
+    few = dict(model_type="gemma3_text", hidden_size=16, intermediate_size=32, num_hidden_layers=7, head_dim=None)
+    (tmp_path / "config.json").write_text(json.dumps(few))
     config = read_config(tmp_path)
     assert (config.head_dim, config.query_scalar, config.rope_theta, config.local_rope_theta) == (256, 256.0, 1e6, 1e4)
     assert (config.window_pattern, config.tie_embeddings, config.max_position) == ((4096,) * 5 + (0,), True, 131_072)
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_of_a_model_that_sees_images_the_language_model_is_read(prefix, tmp_path):
+    config = dataclasses.replace(SHAPES["gemma3"], tie_embeddings=False)
+    save_pretrained(tmp_path, config, params_of(config))
+    text = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
+    header, raw = read_header(tmp_path / "model.safetensors"), (tmp_path / "model.safetensors").read_bytes()
+    entries = {}
+    for name, info in header.items():
+        x = np.frombuffer(raw, np.float32, int(np.prod(info.shape)), info.offset).reshape(info.shape)
+        name = f"{prefix}{name.removeprefix('model.')}" if name.startswith("model.") else f"language_model.{name}"
+        entries[name] = Entry(x.shape, lambda x=x: x)
+    eye = Entry((3,), lambda: np.zeros(3, np.float32))
+    eyes = {f"{before}{name}": eye for before in ("", "model.") for name in ("vision_tower.a.weight", "multi_modal_projector.b")}
+    write_tensors(tmp_path / "model.safetensors", (entries | eyes).items(), np.float32)
+    loaded, got = load_pretrained(tmp_path)
+    assert loaded == config
+    same(got, params_of(config))
+    write_tensors(tmp_path / "model.safetensors", (entries | {"my_vision_tower.a": eye}).items(), np.float32)
+    with pytest.raises(CheckpointFileError, match="extra: my_vision_tower.a"):
+        load_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "theta"),
+    [
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn", 5e5),  # as Qwen's model cards say, in a file of transformers 5
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "rope_theta": 2e6}}, "yarn", 2e6),
+        ({"rope_scaling": {}}, None, 5e5),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}, "original_max_position_embeddings": 7}, "linear", 5e5),
+    ],
+)
+def test_of_two_fields_of_rotary_positions_the_older_counts_as_in_transformers(change, kind, theta, tmp_path):
+    raw = json.loads((PARITY / "tiny-qwen3-tied" / "config.json").read_text())
+    raw |= {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    (tmp_path / "config.json").write_text(json.dumps(raw | change))
+    config = read_config(tmp_path)
+    assert (config.rope_scaling and config.rope_scaling.kind, config.rope_theta) == (kind, theta)
+    if "original_max_position_embeddings" in change:
+        assert config.rope_scaling.original_max_position == 7
 
 
 @pytest.mark.parametrize(
@@ -339,10 +422,12 @@ def test_windows_are_read_as_transformers_reads_them(change, windows, tmp_path):
     assert read_config(tmp_path).window_pattern == windows
 
 
-def test_a_mistral_without_the_field_has_the_window_of_transformers(tmp_path):
-    raw = json.loads((PARITY / "tiny-qwen3-tied" / "config.json").read_text()) | {"model_type": "mistral"}
+@pytest.mark.parametrize(("kind", "windows"), [("mistral", (4096,)), ("qwen3", (0, 4096)), ("smollm3", ())])
+def test_a_file_without_the_field_has_the_window_of_transformers(kind, windows, tmp_path):
+    raw = json.loads((PARITY / "tiny-qwen3-tied" / "config.json").read_text())
+    raw |= dict(model_type=kind, use_sliding_window=True, max_window_layers=1, no_rope_layer_interval=2)
     (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in raw.items() if k not in ("sliding_window", "layer_types")}))
-    assert read_config(tmp_path).window_pattern == (4096,)
+    assert read_config(tmp_path).window_pattern == windows
 
 
 def test_a_directory_that_is_no_checkpoint_is_told(tmp_path):

@@ -123,6 +123,13 @@ def test_peft_files_round_trip_and_carry_the_names_of_the_base(tmp_path):
     assert (config["r"], config["lora_alpha"], config["target_modules"]) == (3, 6.0, ["q_proj", "o_proj", "down_proj"])
 
 
+def test_adapters_of_a_base_that_sees_images_are_not_written_for_peft(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3"}))
+    with pytest.raises(ValueError, match="sees images, and PEFT calls its layers otherwise; merge the adapters"):
+        save_adapters(tmp_path / "adapters", adapters_of(1), LORA, base_name=str(tmp_path))
+    assert not (tmp_path / "adapters").exists()
+
+
 def test_adapters_that_do_not_fit_are_told(tmp_path):
     save_adapters(tmp_path, adapters_of(1), LORA)
     with pytest.raises(CheckpointFileError, match=r"layers.0.self_attn.q_proj.lora_A.weight: \[3, 16\], the model wants \[3, 20\]"):

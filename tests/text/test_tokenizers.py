@@ -233,6 +233,12 @@ def test_stops_of_pieces_come_first_and_the_models_own_end_behind_them():
             PieceTokenizer(model.getvalue(), pad, stops)
 
 
+def test_a_model_that_sees_images_has_the_vocabulary_of_its_language_model():
+    assert read_size({"model_type": "gemma3", "text_config": {}}, "") == 262_208  # as its published files, which name none
+    assert read_size({"model_type": "gemma3", "text_config": {"vocab_size": 7}}, "") == 7
+    assert read_size({"model_type": "qwen3", "text_config": None}, "") == 0
+
+
 @pytest.mark.parametrize(
     ("read", "value", "found"),
     [
