@@ -11,6 +11,7 @@ from test_engine import TOKENIZER
 
 from marl_llm.models import init_params, log_probs
 from marl_llm.sampling import Engine, EngineConfig, Request
+from marl_llm.sampling.drafting import Drafter
 
 CONFIG = dataclasses.replace(
     PLAIN, window_pattern=(5, 0), local_rope_theta=100.0, post_norms=True, unit_offset=True, scale_embeddings=True, activation="gelu_tanh",
@@ -25,14 +26,19 @@ def params():
     return jax.jit(lambda key: jax.tree.map(lambda x: x * 2.0, init_params(CONFIG, key)))(jax.random.key(0))
 
 
-@pytest.mark.parametrize("batch_invariant", [False, True])
-def test_log_probs_of_windows_across_pages_are_those_of_the_whole_row(params, batch_invariant):
+@pytest.mark.parametrize("options", [{}, {"batch_invariant": True}, {"draft_tokens": 3}])
+def test_log_probs_of_windows_across_pages_are_those_of_the_whole_row(params, options, monkeypatch):
+    monkeypatch.setattr(Drafter, "choose", lambda self, *_: self.columns[-1])  # drafts are verified wherever there is one
     rng = np.random.default_rng(0)
     prompts = [tuple(int(t) for t in rng.integers(1, 257, n)) for n in PROMPTS]
     prompts[-5:] = [prompts[-1]] * 5
-    sizes = dataclasses.replace(SIZES, batch_invariant=batch_invariant)
+    requests = [Request(prompt, (i,), 16, "a") for i, prompt in enumerate(prompts)]
+    sizes = dataclasses.replace(SIZES, **options)
     with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=sizes, tokenizers={"a": TOKENIZER}) as engine:
-        answers = engine.generate_all([Request(prompt, (i,), 16, "a") for i, prompt in enumerate(prompts)])
+        answers = engine.generate_all(requests)
+        if "draft_tokens" in options:
+            answers = engine.generate_all(requests)  # each quotes its own first answer
+            assert engine.stats()["a"]["accepted_tokens"] > 60
     rows, where = np.zeros((len(prompts), 56), np.int32), np.zeros((len(prompts), 56), bool)
     for row, real, prompt, answer in zip(rows, where, prompts, answers, strict=True):
         said = (*prompt, *answer.tokens)
