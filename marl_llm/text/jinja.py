@@ -27,7 +27,7 @@ class JinjaTemplate:
       now: the time that `strftime_now` tells it: two renderings of one conversation are the same text, whenever they are made.
       text_arguments: whether the arguments of calls are given to it as JSON text, in place of a mapping.
       system_in_user: whether the system's message is given to it at the beginning of the user's behind it, as Gemma 3's own template writes
-        it; for templates that refuse a system's message.
+        it; for templates that refuse a system's message or leave it out.
     """
 
     source: str

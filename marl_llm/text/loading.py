@@ -86,12 +86,11 @@ def try_template(chat: Chat) -> list[TrialResult]:
 
 
 def takes_system(chat: Chat) -> bool:
-    """Whether the template renders a system's message before a user's."""
+    """Whether the template renders a system's message before a user's: some refuse it, and some leave it out."""
     try:
-        chat.start([_SYSTEM, _ASK])
+        return _SYSTEM.content in unmarked(chat.start([_SYSTEM, _ASK]).text)
     except TemplateError:
         return False
-    return True
 
 
 def spoken(chat: Chat, reply: Message) -> tuple[int, ...]:
@@ -129,7 +128,7 @@ def load_chat(
 ) -> Chat:
     """The chat of a Hugging Face checkpoint, or a `.gguf` file: its tokenizer and its own template; without one, ChatML.
 
-    Where the template refuses a system's message, as Gemma 2's does, what it says stands at the beginning of the user's.
+    Where the template refuses a system's message, as Gemma 2's does, or leaves it out, what it says stands at the beginning of the user's.
 
     Args:
       options: what the template is told, e.g. `{"enable_thinking": False}`.

@@ -219,6 +219,15 @@ def test_what_a_message_says_stands_in_its_rendering():
 
 
 REFUSES_SYSTEM = "{%- if messages[0].role == 'system' %}{{ raise_exception('no system prompts here') }}{% endif %}"
+LEAVES_OUT_SYSTEM = (
+    "{% for m in messages %}{% if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_template_that_leaves_out_system_prompts_is_given_them_in_the_users_words(tmp_path):
+    write_checkpoint(tmp_path, "qwen2.5", LEAVES_OUT_SYSTEM)
+    assert "Be brief.\n\nhi" in load_chat(tmp_path).start([Message("system", "Be brief."), Message("user", "hi")]).text
 
 
 def test_a_template_that_refuses_system_prompts_is_given_them_in_the_users_words(tmp_path):
