@@ -92,7 +92,8 @@ def main(argv: list[str] | None = None) -> int:
         from marl_llm.runs import command
 
         sys.argv = [f"marl {name}", *with_config(name, rest)]
-        command.run(module.main, module.FLAGS, positional=name in _POSITIONAL)
+        interrupted = getattr(module, "INTERRUPTED", "interrupted")
+        command.run(module.main, module.FLAGS, interrupted, positional=name in _POSITIONAL)
         return 0
     return module.main(rest)
 

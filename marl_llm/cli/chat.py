@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Sequence
 from absl import flags, logging
 
 from marl_llm.cli import serve
-from marl_llm.runs import command
 from marl_llm.runs.command import ConfigError
 
 FLAGS = serve.FLAGS  # a model is named as it is for serving
@@ -75,7 +74,3 @@ def main(argv) -> None:
             raise ConfigError(f"--role is missing; the run has {', '.join(models)}")
         lines = prompted() if sys.stdin.isatty() else sys.stdin
         talk(next(iter(models.values())), lines, lambda text: print(text, flush=True), _SYSTEM.value, _TEMPERATURE.value, _ONCE.value)
-
-
-if __name__ == "__main__":
-    command.run(main, FLAGS)

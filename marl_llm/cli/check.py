@@ -184,7 +184,3 @@ def _text(report: dict, prompts: bool) -> str:
     if prompts:
         lines += [f"--- the first prompt of {role} " + "-" * 40 + f"\n{text}" for role, text in report["prompts"].items()]
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

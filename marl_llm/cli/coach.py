@@ -19,7 +19,6 @@ import dataclasses
 import json
 import pathlib
 import random
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -339,7 +338,3 @@ def garbled(script: Callable, share: float, words: dict[str, list[str]], seed: i
         return " ".join(parts)
 
     return play
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -21,7 +21,6 @@ from absl import flags
 
 from marl_llm import reporting
 from marl_llm.reporting import formats
-from marl_llm.runs import command
 from marl_llm.runs.command import ConfigError
 from marl_llm.untrusted import read_json_file
 
@@ -204,7 +203,3 @@ def main(argv) -> None:
             draw_figure(groups, _FIGURE.value, path)
     elif _FIGURE.value != "curves":
         raise ConfigError(f"--figure={_FIGURE.value} has no effect without --picture=FILE.png")
-
-
-if __name__ == "__main__":
-    command.run(main, FLAGS, positional=True)

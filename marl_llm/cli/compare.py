@@ -33,7 +33,6 @@ from absl import flags, logging
 from ml_collections import config_flags
 
 from marl_llm import hints
-from marl_llm.runs import command
 from marl_llm.runs.command import ConfigError
 from marl_llm.runs.variants import IMITATION, TABLES, Changes, check_variants, placed, same_samples, usual
 
@@ -50,6 +49,7 @@ _OUTPUT = flags.DEFINE_string(
     "output", "runs/compare", "Directory of the runs; finished ones found there are not run again.", flag_values=FLAGS
 )
 TIED_STEPS = 10
+INTERRUPTED = "interrupted; the same command goes on with the run that was cut short"
 
 
 def variants_of(config, texts: list[str], table: str | None = None) -> dict[str, Changes]:
@@ -188,7 +188,3 @@ def main(argv) -> None:
     text += f"\n\n{LEGEND}"
     (output / "table.md").write_text(text + "\n")
     print(text)
-
-
-if __name__ == "__main__":
-    command.run(main, FLAGS, interrupted="interrupted; the same command goes on with the run that was cut short")

@@ -18,7 +18,7 @@ import pathlib
 
 from absl import flags, logging
 
-from marl_llm.runs import command, trust
+from marl_llm.runs import trust
 from marl_llm.runs.command import ConfigError
 from marl_llm.runs.duels import duel_text
 from marl_llm.runs.evaluate_run import SPLITS, EvaluationOptions, evaluate_run, outcome_lines
@@ -80,7 +80,3 @@ def main(argv) -> None:
     print(duel_text(results["duels"]) if "duels" in results else page_text(results, results["headline"]))
     if "at_k" in results:
         print(f"expected best of k of {_PLAYS.value} plays, without replacement:\n{at_k_text(results['at_k'])}")
-
-
-if __name__ == "__main__":
-    command.run(main, FLAGS)

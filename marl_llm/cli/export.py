@@ -18,7 +18,7 @@ from typing import Any
 from absl import flags, logging
 
 from marl_llm import hints
-from marl_llm.runs import command, trust
+from marl_llm.runs import trust
 from marl_llm.runs.building import opened
 from marl_llm.runs.card import run_card
 from marl_llm.runs.command import ConfigError
@@ -103,7 +103,3 @@ def main(argv) -> None:
     options = (_STEP.value, _DTYPE.value, _LICENCE.value, _ADAPTERS.value, trust.asked())
     for path in export(_RUN.value, _MODEL.value, pathlib.Path(_OUT.value), *options):
         print(path)
-
-
-if __name__ == "__main__":
-    command.run(main, FLAGS)

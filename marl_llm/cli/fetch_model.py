@@ -21,7 +21,6 @@ from typing import NamedTuple
 from absl import flags
 
 from marl_llm import hints
-from marl_llm.runs import command
 from marl_llm.runs.command import ConfigError
 
 FLAGS = flags.FlagValues()
@@ -98,7 +97,3 @@ def main(argv: list[str]) -> None:
             print(f"{fetch(model, out, _TOKENIZER.value)}: {model.about}")
     except (ImportError, ValueError) as error:
         raise ConfigError(str(error)) from error
-
-
-if __name__ == "__main__":
-    command.run(main, FLAGS, positional=True)

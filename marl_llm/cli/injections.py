@@ -15,7 +15,7 @@ from __future__ import annotations
 from absl import flags, logging
 from ml_collections import config_flags
 
-from marl_llm.runs import command, trust
+from marl_llm.runs import trust
 from marl_llm.runs.command import ConfigError
 
 FLAGS = flags.FlagValues()
@@ -34,7 +34,3 @@ def main(argv) -> None:
     from marl_llm.cli.coach import injection_rates
 
     print(injection_rates(_CONFIG.value, _RUN.value, _TASKS.value, trust.asked()))
-
-
-if __name__ == "__main__":
-    command.run(main, FLAGS)

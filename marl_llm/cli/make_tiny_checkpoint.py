@@ -18,7 +18,6 @@ import pathlib
 from absl import flags, logging
 
 from marl_llm.cli.tiny import FAMILIES, make
-from marl_llm.runs import command
 from marl_llm.runs.command import ConfigError
 
 FLAGS = flags.FlagValues()
@@ -42,7 +41,3 @@ def main(argv) -> None:
     sizes = dict(layers=_LAYERS.value, width=_WIDTH.value, query_heads=_HEADS.value, key_value_heads=_KEY_VALUE_HEADS.value)
     sizes |= dict(head_dim=_HEAD_DIM.value, feed_forward=_FEED_FORWARD.value)
     print(make(pathlib.Path(_OUT.value), _FAMILY.value, _VOCABULARY.value, _SEED.value, **sizes))
-
-
-if __name__ == "__main__":
-    command.run(main, FLAGS)

@@ -19,7 +19,6 @@ from absl import flags
 from ml_collections import config_flags
 
 from marl_llm.planning import this_machine
-from marl_llm.runs import command
 from marl_llm.runs.command import ConfigError
 
 FLAGS = flags.FlagValues()
@@ -64,7 +63,3 @@ def main(argv) -> None:
         jax.config.update("jax_platforms", "cpu")
     out = plan(_CONFIG.value, _TOPOLOGY.value, _MESH.value, _PROMPT.value, _RESPONSE.value, _GROUPS.value, _COMPILE.value, _WHOLE.value)
     print(json.dumps(out) if _JSON.value else table(out))
-
-
-if __name__ == "__main__":
-    command.run(main, FLAGS)

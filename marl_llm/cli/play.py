@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -94,7 +93,3 @@ def play(environment: Any, human: str, person: Callable[[Any], str], others: Any
         lines.append(f"{call.role} was paid {pay.team:.3g} for the team and {pay.local:.3g} alone for {call.text[:60]!r}")
         lines += [f"    its format is broken: {call.illegal}"] if call.illegal else []
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

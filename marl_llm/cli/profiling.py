@@ -17,7 +17,6 @@ import argparse
 import dataclasses
 import json
 import pathlib
-import sys
 from typing import Any
 
 CHUNK = 32  # tasks that are played at a time
@@ -128,7 +127,3 @@ def table(rows: list[dict[str, Any]]) -> str:
         lines.append(f"{a:>+9.3f} to {b:>+9.3f} {len(part):>6} {sum(row['teaches'] for row in part):>6} {spread:>8.3f}")
     silent = [str(row["task"]) for row in rows if not row["teaches"]]
     return "\n".join([*lines, f"no gradient: {', '.join(silent[:40]) or 'none'}{' ...' if len(silent) > 40 else ''}"])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import json
 import pathlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -121,7 +120,3 @@ def table(plays: list[dict[str, Any]], left_out: dict[str, int]) -> str:
         lines.append(f"{role:<16} {len(pairs):>6} {stored:>+9.4f} {now:>+9.4f} {changed:>8}")
     rest = ", ".join(f"{count} {why}" for why, count in left_out.items() if count)
     return "\n".join([*lines, f"{len(plays)} plays" + (f"; left out: {rest}" if rest else "")])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -63,7 +63,3 @@ def line_of(run: pathlib.Path) -> str:
     parts = [str(run), str(config.get("name", "")), state, progress, result]
     parts += [f"{len(faults)} damaged lines"] if faults else []
     return formats.visible("  ".join(filter(None, parts))).replace("\n", " ")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,7 +19,7 @@ from typing import Any
 from absl import flags, logging
 
 from marl_llm import hints
-from marl_llm.runs import command, trust
+from marl_llm.runs import trust
 from marl_llm.runs.building import opened
 from marl_llm.runs.command import ConfigError
 
@@ -139,7 +139,3 @@ def _serve(server: Any, models: Iterable[str]) -> None:
         threading.Event().wait()
     except KeyboardInterrupt:
         print("stopped", flush=True)
-
-
-if __name__ == "__main__":
-    command.run(main, FLAGS)

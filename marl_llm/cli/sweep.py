@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from absl import flags, logging
 from ml_collections import config_flags
 
-from marl_llm.runs import command
 from marl_llm.runs.building import CACHE
 from marl_llm.runs.command import ConfigError
 from marl_llm.runs.sweep_configs import SweptConfig, sweep_configs
@@ -34,6 +33,7 @@ _CACHE = flags.DEFINE_string(
     "compilation_cache", None, f"Directory of compiled programs; empty: none. Default: $JAX_COMPILATION_CACHE_DIR, else {CACHE}.",
     flag_values=FLAGS,
 )
+INTERRUPTED = "interrupted; the same command goes on from the last checkpoint that all teams have"
 LEGEND = "Brackets: 95 % intervals; over seeds (Student's t) where a setting has several, else over the tasks of its one team."
 
 
@@ -83,7 +83,3 @@ def main(argv) -> None:
     text = summary(teams, folders)
     (out / "table.md").write_text(text + "\n")
     print(text)
-
-
-if __name__ == "__main__":
-    command.run(main, FLAGS, interrupted="interrupted; the same command goes on from the last checkpoint that all teams have")

@@ -80,7 +80,3 @@ def main(argv) -> None:
     config_file = config_flags.get_config_filename(FLAGS["config"])
     launch = Launch(config_file, _CACHE.value, game_dir, _GRACE.value, _STEP.value, _DISTRIBUTED.value, _LOST_AFTER.value)
     train_run(config, workdir, launch)
-
-
-if __name__ == "__main__":
-    command.run(main, FLAGS, interrupted=INTERRUPTED)
