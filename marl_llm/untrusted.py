@@ -30,38 +30,23 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """How much JSON is read.
+    """How much JSON is read."""
 
-    Attributes:
-      size: most bytes (of a text: characters).
-      depth: most containers within each other.
-      values: most commas and opening brackets outside of strings; a text of v values has fewer than 2·v of them.
-      digits: most characters of one number; with at most 300 every integer is a finite float.
-      infinite: whether infinities, and what overflows to them, are read.
-      nan: whether NaN is read.
-    """
-
-    size: int = 8 << 20
-    depth: int = 64
-    values: int = 1_000_000
-    digits: int = 300
-    infinite: bool = False
-    nan: bool = False
+    size: int = 8 << 20  # most bytes (of a text: characters)
+    depth: int = 64  # most containers within each other
+    values: int = 1_000_000  # most commas and opening brackets outside of strings; a text of v values has fewer than 2·v of them
+    digits: int = 300  # most characters of one number; with at most 300 every integer is a finite float
+    infinite: bool = False  # whether infinities, and what overflows to them, are read
+    nan: bool = False  # whether NaN is read
 
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """What was read.
+    """What was read."""
 
-    Attributes:
-      value: the value; None if there is a problem (and of the JSON text `null`).
-      problem: the empty string, or one of `PROBLEMS`.
-      replaced: characters that were no valid text and became U+FFFD.
-    """
-
-    value: Any = None
-    problem: str = ""
-    replaced: int = 0
+    value: Any = None  # the value; None if there is a problem (and of the JSON text `null`)
+    problem: str = ""  # the empty string, or one of `PROBLEMS`
+    replaced: int = 0  # characters that were no valid text and became U+FFFD
 
     @property
     def ok(self) -> bool:

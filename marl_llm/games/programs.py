@@ -82,25 +82,15 @@ def status_of(solved: bool, stopped: bool, steps: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class PuzzleRules:
-    """The rules of a game that is played by lists of steps on a state of plain values (which transcripts keep as JSON).
+    """The rules of a game that is played by lists of steps on a state of plain values (which transcripts keep as JSON)."""
 
-    Attributes:
-      name: of the workflow.
-      apply: state, start, steps -> what the steps do; `start` is the play's first state.
-      left: a state, the play's first state -> what is left to do, above 0 until it is solved.
-      read: text -> steps. Raises `FormatError` with one of `ANSWER_STATES`.
-      write: steps -> text, in the form that `read` reads.
-      describe: a state -> what roles read of it.
-      stdin: a state -> what the Tool's program reads.
-    """
-
-    name: str
-    apply: Callable[[Any, Any, Any], Applied]
-    left: Callable[[Any, Any], float]
-    read: Callable[[str], Any]
-    write: Callable[[Any], str]
-    describe: Callable[[Any], str]
-    stdin: Callable[[Any], str] = lambda state: ""
+    name: str  # of the workflow
+    apply: Callable[[Any, Any, Any], Applied]  # state, start, steps -> what the steps do; `start` is the play's first state
+    left: Callable[[Any, Any], float]  # a state, the play's first state -> what is left to do, above 0 until it is solved
+    read: Callable[[str], Any]  # text -> steps. Raises `FormatError` with one of `ANSWER_STATES`
+    write: Callable[[Any], str]  # steps -> text, in the form that `read` reads
+    describe: Callable[[Any], str]  # a state -> what roles read of it
+    stdin: Callable[[Any], str] = lambda state: ""  # a state -> what the Tool's program reads
 
 
 # --- a program ---------------------------------------------------------------------------------------------------------------------------

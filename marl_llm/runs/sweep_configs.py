@@ -22,17 +22,11 @@ VARIED = ("seed", "optimizer.learning_rate", "optimizer.warmup", "optimizer.deca
 
 @dataclasses.dataclass(frozen=True)
 class SweptConfig:
-    """One team of a sweep.
+    """One team of a sweep."""
 
-    Attributes:
-      name: of its run directory, e.g. "learning_rate=1e-3_seed=0".
-      setting: the same without the seed; the config's name if nothing else varies. Teams of one setting are its seeds.
-      config: of its run.
-    """
-
-    name: str
-    setting: str
-    config: config_dict.ConfigDict
+    name: str  # of its run directory, e.g. "learning_rate=1e-3_seed=0"
+    setting: str  # the same without the seed; the config's name if nothing else varies. Teams of one setting are its seeds
+    config: config_dict.ConfigDict  # of its run
 
 
 def sweep_configs(config: config_dict.ConfigDict, texts: Sequence[str]) -> list[SweptConfig]:

@@ -187,19 +187,13 @@ def _train(runs: Sequence[loop.TrainingRun], done: Sequence[list[int] | None], d
 
 @dataclasses.dataclass
 class TrainingSweep:
-    """What a sweep holds while it trains.
+    """What a sweep holds while it trains."""
 
-    Attributes:
-      sweep: the teams in one program. runs: what each team's run holds. watches: what looks at each team's steps.
-      progress: the line in the terminal.
-      step_end: when the last step ended, in seconds of `time.perf_counter`.
-    """
-
-    sweep: Sweep
+    sweep: Sweep  # the teams in one program. runs: what each team's run holds. watches: what looks at each team's steps
     runs: Sequence[loop.TrainingRun]
     watches: Sequence[loop.Watches]
-    progress: Progress
-    step_end: float
+    progress: Progress  # the line in the terminal
+    step_end: float  # when the last step ended, in seconds of `time.perf_counter`
 
     def save(self, step: int) -> None:
         """Writes a checkpoint of every team."""

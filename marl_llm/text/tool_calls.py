@@ -37,19 +37,12 @@ class Read(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CallReader:
-    """One way to write calls.
+    """One way to write calls."""
 
-    Attributes:
-      name: as configs spell it.
-      read: a reply's text -> `Read`.
-      marks: texts with which a call begins.
-      anywhere: whether a call may stand behind other text; else a reply is calls from its first sign on, or has none.
-    """
-
-    name: str
-    read: Callable[[str], Read]
-    marks: tuple[str, ...]
-    anywhere: bool
+    name: str  # as configs spell it
+    read: Callable[[str], Read]  # a reply's text -> `Read`
+    marks: tuple[str, ...]  # texts with which a call begins
+    anywhere: bool  # whether a call may stand behind other text; else a reply is calls from its first sign on, or has none
 
 
 def split_tagged(text: str) -> tuple[str, list[str]]:

@@ -3,62 +3,30 @@
 import importlib
 from typing import Any
 
-# public name -> the module that defines it
-_EXPORTS = {
-    "Failure": "results",
-    "FailureKind": "results",
-    "InfrastructureError": "results",
-    "ToolResult": "results",
-    "result_counts": "results",
-    "BM25Index": "retriever",
-    "DenseIndex": "retriever",
-    "Hit": "retriever",
-    "Retriever": "retriever",
-    "RetrieverClient": "retriever",
-    "build_bm25": "retriever",
-    "build_dense": "retriever",
-    "MathsChecker": "maths",
-    "Verdict": "maths",
-    "extract_answer": "maths",
-    "numeq": "maths",
-    "ChatClient": "chat",
-    "ChatRequest": "chat",
-    "OpenAICompatible": "chat",
-    "Options": "chat",
-    "PolicyBackend": "chat",
-    "ChatReply": "chat",
-    "VllmServer": "vllm",
-    "ClusterSandbox": "sandbox",
-    "Execution": "sandbox",
-    "Executor": "sandbox",
-    "Level": "sandbox",
-    "Limits": "sandbox",
-    "Program": "sandbox",
-    "Submission": "sandbox",
-    "Sandbox": "sandbox",
-    "SandboxError": "sandbox",
-    "Workspace": "sandbox",
-    "default_sandbox": "sandbox",
-    "run": "sandbox",
-    "Case": "judge",
-    "Judgement": "judge",
-    "Tolerance": "judge",
-    "ajudge_calls": "judge",
-    "ajudge_stdio": "judge",
-    "judge_calls": "judge",
-    "judge_stdio": "judge",
-    "same_output": "judge",
-    "same_value": "judge",
-}
+_EXPORTS = {  # module -> the public names that it defines
+    "results": ("Failure", "FailureKind", "InfrastructureError", "ToolResult", "result_counts"),
+    "retriever": ("BM25Index", "DenseIndex", "Hit", "Retriever", "RetrieverClient", "build_bm25", "build_dense"),
+    "maths": ("MathsChecker", "Verdict", "extract_answer", "numeq"),
+    "chat": ("ChatClient", "ChatRequest", "OpenAICompatible", "Options", "PolicyBackend", "ChatReply"),
+    "vllm": ("VllmServer",),
+    "sandbox": (
+        "ClusterSandbox", "Execution", "Executor", "Level", "Limits", "Program", "Submission", "Sandbox", "SandboxError", "Workspace",
+        "default_sandbox", "run",
+    ),
+    "judge": (
+        "Case", "Judgement", "Tolerance", "ajudge_calls", "ajudge_stdio", "judge_calls", "judge_stdio", "same_output", "same_value",
+    ),
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 
-__all__ = list(_EXPORTS)
+__all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(_EXPORTS))}")
-    return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(_MODULE_OF))}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_EXPORTS])
+    return sorted([*globals(), *_MODULE_OF])

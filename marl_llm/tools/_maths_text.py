@@ -119,15 +119,10 @@ MAX_UNIT_WORDS = 6
 
 
 class Numeral(NamedTuple):
-    """A number in digits.
+    """A number in digits."""
 
-    Attributes:
-      value: the number that is written.
-      rounded: whether it is a decimal with digits behind the point, which may stand for a number near it.
-    """
-
-    value: Fraction
-    rounded: bool
+    value: Fraction  # the number that is written
+    rounded: bool  # whether it is a decimal with digits behind the point, which may stand for a number near it
 
 
 def clean(text: str) -> str:

@@ -36,19 +36,12 @@ MOST_MESSAGE = 500  # characters of what a play raised
 
 @dataclasses.dataclass(frozen=True)
 class Client:
-    """Where a play asks: what every SDK of OpenAI's API takes. The model's name is the role.
+    """Where a play asks: what every SDK of OpenAI's API takes. The model's name is the role."""
 
-    Attributes:
-      base_url: of this episode alone; it cannot be guessed.
-      api_key: any text will do on this machine.
-      notes: what is to be said of the play if it is aborted, a line for people.
-      about: how many `replies` the episode has, and whether it was `paid`, and so has ended.
-    """
-
-    base_url: str
-    api_key: str = "none"
-    notes: list[str] = dataclasses.field(default_factory=list)
-    about: Callable[[], Mapping[str, Any]] = dict
+    base_url: str  # of this episode alone; it cannot be guessed
+    api_key: str = "none"  # any text will do on this machine
+    notes: list[str] = dataclasses.field(default_factory=list)  # what is to be said of the play if it is aborted, a line for people
+    about: Callable[[], Mapping[str, Any]] = dict  # how many `replies` the episode has, and whether it was `paid`, and so has ended
 
     @property
     def episode_url(self) -> str:
@@ -62,17 +55,11 @@ Play = Callable[[Any, Client], Awaitable[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class AttachOptions:
-    """How foreign plays are run.
+    """How foreign plays are run."""
 
-    Attributes:
-      timeout_s: seconds for one play; then it is aborted.
-      concurrency: most plays under way.
-      seed: of all draws, with the step, the task and the play.
-    """
-
-    timeout_s: float | int = 120.0
-    concurrency: int = 64
-    seed: int = 0
+    timeout_s: float | int = 120.0  # seconds for one play; then it is aborted
+    concurrency: int = 64  # most plays under way
+    seed: int = 0  # of all draws, with the step, the task and the play
 
 
 def play_attached(

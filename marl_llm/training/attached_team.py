@@ -76,13 +76,9 @@ class AttachedTeam(HostedTeam):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ProgramRollout(Rollout):
-    """A rollout that a foreign program played.
+    """A rollout that a foreign program played."""
 
-    Attributes:
-      counts: figures by name that its episodes do not hold.
-    """
-
-    counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    counts: Mapping[str, float] = dataclasses.field(default_factory=dict)  # figures by name that its episodes do not hold
 
 
 class ProgramController:

@@ -55,16 +55,11 @@ class SweepError(ValueError):
 
 
 class Dealt(NamedTuple):
-    """What one model of one team learns from in a step.
+    """What one model of one team learns from in a step."""
 
-    Attributes:
-      minibatches: the samples of each optimizer step. scales: of their denominators, see `Update`.
-      metrics: by name, of the whole step.
-    """
-
-    minibatches: list[list[int]]
+    minibatches: list[list[int]]  # the samples of each optimizer step. scales: of their denominators, see `Update`
     scales: list[np.float32]
-    metrics: dict[str, float]
+    metrics: dict[str, float]  # by name, of the whole step
 
     def minibatch(self, number: int) -> list[int]:
         """The samples of an optimizer step; none where another team has more steps."""

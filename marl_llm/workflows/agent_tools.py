@@ -90,18 +90,12 @@ def _with_calls(call: Call, roles: Mapping[str, Role], level: int) -> Call:
 
 @dataclasses.dataclass(frozen=True)
 class Caller:
-    """A response of a role that calls tools.
+    """A response of a role that calls tools."""
 
-    Attributes:
-      node: the role's call. first: the number of the node's first request.
-      called: the response.
-      state: as the role was asked. events: what the node has done since, `called` included.
-    """
-
-    node: Call
+    node: Call  # the role's call. first: the number of the node's first request
     first: int
-    called: RoleCall
-    state: State
+    called: RoleCall  # the response
+    state: State  # as the role was asked. events: what the node has done since, `called` included
     events: tuple[Event, ...]
 
     @functools.cached_property

@@ -146,24 +146,15 @@ ROUND_FIELDS = (PROMPT, REPLY, RESULT, HIDDEN_RESULT, ERROR)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FunctionNode:
-    """An `async` function that asks roles and tools as it goes; see `function_replay`.
-
-    Attributes:
-      function: of a `TeamHandle` and a `TeamTask`; returns a `Reward` or a number.
-      calls: role -> its call.
-      at_most: most requests of roles in one play, and most uses of tools.
-      timeout_s: of what the function does itself between two requests.
-      on_error: what a play is paid in which the function raises; None: it is aborted.
-      metrics: names of the figures that its reward may have.
-    """
+    """An `async` function that asks roles and tools as it goes; see `function_replay`."""
 
     name: str
-    function: Callable[..., Any]
-    calls: Mapping[str, Call]
-    at_most: int
-    timeout_s: float | int
-    on_error: float | int | None = None
-    metrics: tuple[str, ...] = ()
+    function: Callable[..., Any]  # of a `TeamHandle` and a `TeamTask`; returns a `Reward` or a number
+    calls: Mapping[str, Call]  # role -> its call
+    at_most: int  # most requests of roles in one play, and most uses of tools
+    timeout_s: float | int  # of what the function does itself between two requests
+    on_error: float | int | None = None  # what a play is paid in which the function raises; None: it is aborted
+    metrics: tuple[str, ...] = ()  # names of the figures that its reward may have
 
     @property
     def request_count(self) -> int:

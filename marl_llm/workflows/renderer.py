@@ -91,19 +91,12 @@ CHARACTERS_PER_TOKEN = 128  # a text of more is over budget in any vocabulary, a
 
 @dataclasses.dataclass(frozen=True)
 class RolePrompt:
-    """A role's prompt.
+    """A role's prompt."""
 
-    Attributes:
-      talk: as ids; None for a player without a renderer.
-      messages: as text; of a conversation that continues, what extends it.
-      trimmed: how much of `role.trim`, items or characters, was cut.
-      replaced: characters that were no valid text.
-    """
-
-    talk: Conversation | None
-    messages: list[Message]
-    trimmed: int
-    replaced: int
+    talk: Conversation | None  # as ids; None for a player without a renderer
+    messages: list[Message]  # as text; of a conversation that continues, what extends it
+    trimmed: int  # how much of `role.trim`, items or characters, was cut
+    replaced: int  # characters that were no valid text
 
 
 def prompt_of(role: Role, renderer: Renderer | None, fields: dict[str, Any], earlier: Talk | None = None) -> RolePrompt:

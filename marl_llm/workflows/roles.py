@@ -51,15 +51,10 @@ class Response(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """A parser that reads more of a response than its text: its ids (law 1), or what the state was when the role was asked.
+    """A parser that reads more of a response than its text: its ids (law 1), or what the state was when the role was asked."""
 
-    Attributes:
-      function: of a `Response` and of the values of `reads`, in this order; otherwise as `Role.parse`.
-      reads: fields, hidden ones too.
-    """
-
-    function: Callable[..., Fields]
-    reads: tuple[str, ...] = ()
+    function: Callable[..., Fields]  # of a `Response` and of the values of `reads`, in this order; otherwise as `Role.parse`
+    reads: tuple[str, ...] = ()  # fields, hidden ones too
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,27 +22,16 @@ _DEFS = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What the trees of helper and main show.
+    """What the trees of helper and main show."""
 
-    Attributes:
-      aux: the helper's part defines `aux` and returns a value.
-      main: the main part defines the entry point, and it returns a value (an async one does not count).
-      parses: both parts can be parsed.
-      redefined: the main part binds the name `aux` itself: its calls are not of the helper's function.
-      calls: the entry point calls `aux` in code that can be reached.
-      uses: what it returns depends on such a call.
-      wrapper: it does nothing but hand its own parameters on to `aux`.
-      error: why a part cannot be read, with its line; "" if both can.
-    """
-
-    aux: bool = False
-    main: bool = False
-    parses: bool = False
-    redefined: bool = False
-    calls: bool = False
-    uses: bool = False
-    wrapper: bool = False
-    error: str = ""
+    aux: bool = False  # the helper's part defines `aux` and returns a value
+    main: bool = False  # the main part defines the entry point, and it returns a value (an async one does not count)
+    parses: bool = False  # both parts can be parsed
+    redefined: bool = False  # the main part binds the name `aux` itself: its calls are not of the helper's function
+    calls: bool = False  # the entry point calls `aux` in code that can be reached
+    uses: bool = False  # what it returns depends on such a call
+    wrapper: bool = False  # it does nothing but hand its own parameters on to `aux`
+    error: str = ""  # why a part cannot be read, with its line; "" if both can
 
 
 def parsed(code: str) -> tuple[ast.Module | None, str]:

@@ -127,21 +127,13 @@ def _json(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class OpenEnv:
-    """One server. A position is (seed, split, history).
+    """One server. A position is (seed, split, history)."""
 
-    Attributes:
-      sessions: its sessions.
-      reset: further data of a reset; a text "{split}" in it becomes the task's split.
-      observation: see `observed`.
-      turns: responses in a play.
-      raises: "abort": a step at which the server raises aborts the play; "refuse": it is a refused action.
-    """
-
-    sessions: Sessions
-    reset: Mapping[str, Any]
-    observation: str
-    turns: int
-    raises: str
+    sessions: Sessions  # its sessions
+    reset: Mapping[str, Any]  # further data of a reset; a text "{split}" in it becomes the task's split
+    observation: str  # see `observed`
+    turns: int  # responses in a play
+    raises: str  # "abort": a step at which the server raises aborts the play; "refuse": it is a refused action
 
     def begin(self, seed: int, split: str) -> dict[str, Any] | ToolResult:
         """The fields at the start of a play."""

@@ -16,19 +16,12 @@ from marl_llm.games.writing.reward import Band, WritingScore, copies, grounding_
 
 @dataclasses.dataclass(frozen=True)
 class Graded:
-    """The reward's constants.
+    """The reward's constants."""
 
-    Attributes:
-      grounding: share of content words from the post that earns a text's pay in full.
-      distinct: share of different words that does.
-      copied: of a text that is one run of the post's words, at most.
-      brevity: words of the first text. detail: words of the second over those of the first.
-    """
-
-    grounding: float = 0.6
-    distinct: float = 0.7
-    copied: float = 0.5
-    brevity: Band = Band(3.0, 6.0, 18.0, 36.0)
+    grounding: float = 0.6  # share of content words from the post that earns a text's pay in full
+    distinct: float = 0.7  # share of different words that does
+    copied: float = 0.5  # of a text that is one run of the post's words, at most
+    brevity: Band = Band(3.0, 6.0, 18.0, 36.0)  # words of the first text. detail: words of the second over those of the first
     detail: Band = Band(1.0, 1.5, 4.0, 8.0)
     most = {"first": 0.75, "second": 0.75, "brevity": 0.25, "detail": 0.25}
 
