@@ -29,7 +29,7 @@ from typing import Any
 
 from marl_llm.hints import check_word
 from marl_llm.tools.results import ToolResult, success
-from marl_llm.tools.sandbox import Executor, Limits, Program, Submission, default_sandbox
+from marl_llm.tools.sandbox import Limits, Program, Submission, default_sandbox
 from marl_llm.tools.verdicts import Verdicts, content_key
 from marl_llm.untrusted import read_text
 from marl_llm.workflows import FormatError, Role, Trajectory, Workflow, WorkflowError, after_hashes, compute, repeat, sequence, tool
@@ -46,7 +46,7 @@ MOVES = "UDLR"
 PROGRAM_STATES = ("ran", "no_program", "timeout", "flood", "memory", "error", "silent")
 # What became of a list: readable and done, or done up to the end of the puzzle, or why not.
 ANSWER_STATES = ("done", "solved", "illegal", "empty", "no_list", "nested", "other_words", "too_long", "unread")
-_EXCEPTIONS = frozenset(name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException))
+EXCEPTIONS = frozenset(name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,13 +108,11 @@ def ending_of(program: Program) -> dict[str, str]:
     if program.outcome != "ok":
         last = complained.strip().splitlines()[-1] if complained.strip() else ""
         name = last.partition(":")[0].strip()
-        return {"state": "error", "printed": last if name in _EXCEPTIONS else "(the program failed)"}
+        return {"state": "error", "printed": last if name in EXCEPTIONS else "(the program failed)"}
     return {"state": "ran" if printed.strip() else "silent", "printed": printed}
 
 
-def program_runner(
-    sandbox: Executor | None = None, limits: Limits = LIMITS, profile: str = "bare"
-) -> Callable[[str, str], Awaitable[ToolResult]]:
+def program_runner(limits: Limits = LIMITS) -> Callable[[str, str], Awaitable[ToolResult]]:
     """An async function (code, stdin) -> a result of `ending_of`. The same program with the same input is run once."""
     endings = Verdicts()
 
@@ -123,7 +121,7 @@ def program_runner(
             return success({"state": "no_program", "printed": "(there is no program)"}, 0.0)
 
         async def once() -> ToolResult:
-            done = await (sandbox or default_sandbox()).arun(Submission(code, stdin, profile, limits))
+            done = await default_sandbox().arun(Submission(code, stdin, limits=limits))
             return done.map(ending_of)
 
         return await endings.of(content_key(code, stdin), once)

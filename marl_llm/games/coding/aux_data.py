@@ -43,15 +43,12 @@ def _case(number, _known=[]):
 """
 
 
-def load_function_problems(
-    path: str | pathlib.Path, split: str, visible: int = 0, rows: range | None = None, sandbox: Any = None
-) -> Loaded:
+def load_function_problems(path: str | pathlib.Path, split: str, visible: int = 0, rows: range | None = None) -> Loaded:
     """Tasks of a `.jsonl`, `.jsonl.gz`, `.json` or `.parquet` file, numbered by row.
 
     Args:
       visible: how many cases, the first, are for feedback and are not hidden; at least one stays hidden.
       rows: which rows; None: all.
-      sandbox: as `marl_llm.tools.judge.judge_calls` takes it.
 
     Returns:
       Tasks with the fields `problem`, `entry`, `parameters`, `preamble` and the hidden `HIDDEN`; and how many problems were left out, under
@@ -69,7 +66,7 @@ def load_function_problems(
         if lacking := [name for name in FIELDS if not isinstance(row.get(name), str) or not row[name].strip()]:
             raise DataError(f"{where}: no text in {lacking[0]!r}; the row has {', '.join(map(str, row))}")
         count += 1
-        task = read_problem(number, row, split, visible, where, sandbox)
+        task = read_problem(number, row, split, visible, where)
         if task is None:
             names.append(row["task_id"])
         else:
@@ -79,7 +76,7 @@ def load_function_problems(
     return Loaded(tasks, {f"{SEVERAL} ({', '.join(names)})": len(names)} if names else {})
 
 
-def read_problem(number: int, row: Mapping[str, Any], split: str, visible: int, where: str, sandbox: Any = None) -> Task | None:
+def read_problem(number: int, row: Mapping[str, Any], split: str, visible: int, where: str) -> Task | None:
     """The task of a row; None if it has several right answers. Raises `DataError`."""
     prompt, entry = row["prompt"], row["entry_point"]
     tree, why = parsed(prompt)
@@ -89,7 +86,7 @@ def read_problem(number: int, row: Mapping[str, Any], split: str, visible: int, 
     preamble = "\n".join(ast.unparse(node) for node in tree.body if node is not function)
     solution = row.get("canonical_solution")
     known = prompt + solution if isinstance(solution, str) else preamble  # some tests call the right solution by its name
-    found = read_check(row["test"], known, where, sandbox)
+    found = read_check(row["test"], known, where)
     if found is None:
         return None
     cases, loose = found
@@ -101,7 +98,7 @@ def read_problem(number: int, row: Mapping[str, Any], split: str, visible: int, 
     return Task(number, fields, hidden, split)
 
 
-def read_check(test: str, known: str, where: str, sandbox: Any = None) -> tuple[list[tuple[tuple, Any]], bool] | None:
+def read_check(test: str, known: str, where: str) -> tuple[list[tuple[tuple, Any]], bool] | None:
     """(cases, whether tuples count as lists) of a `check(candidate)`; None if it asserts of a call what no one value settles.
 
     `known`: source of what the tests may call. Raises `DataError`.
@@ -117,7 +114,7 @@ def read_check(test: str, known: str, where: str, sandbox: Any = None) -> tuple[
     straight = all(isinstance(node, ast.Assert | ast.Expr) for node in check.body)
     cases = _literals(rewriter.pairs) if straight else None
     if cases is None:
-        cases = _collected(tree, body, known, where, sandbox)
+        cases = _collected(tree, body, known, where)
     return cases, rewriter.loose
 
 
@@ -129,13 +126,13 @@ def _literals(pairs: Iterable[tuple[Sequence[ast.expr], ast.expr]]) -> list[tupl
         return None
 
 
-def _collected(tree: ast.Module, body: Sequence[ast.stmt], known: str, where: str, sandbox: Any) -> list[tuple[tuple, Any]]:
+def _collected(tree: ast.Module, body: Sequence[ast.stmt], known: str, where: str) -> list[tuple[tuple, Any]]:
     others = [ast.unparse(node) for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name == "check")]
     inside = "\n".join(ast.unparse(ast.fix_missing_locations(node)) for node in body)
     head = ["def _collect():", "    import copy as _copy", "    _found = []"]
     lines = [*head, *("    " + line for line in inside.split("\n")), "    return _found"]
     code = "\n".join([known, *others, "\n".join(lines), _COLLECT])
-    judged = judge_calls(code, "_case", [((number,), None) for number in range(MOST_CASES + 1)], 60.0, sandbox=sandbox).outcome()
+    judged = judge_calls(code, "_case", [((number,), None) for number in range(MOST_CASES + 1)], 60.0).outcome()
     cases = []
     for case in judged.cases:
         if case.state == "passed":  # None: no further case

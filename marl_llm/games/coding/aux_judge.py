@@ -32,15 +32,14 @@ class AuxJudge:
       wrapper: as `aux_source.read_parts` has it.
       effect: "off"; "measure" runs each passed program once more with an `aux` that raises, and says whether a case then fails; "require"
         pays the bonus for cooperation to those alone.
-      sandbox: `marl_llm.tools.Sandbox`; by default the process's own.
 
     Raises `WorkflowError` for an unknown word.
     """
 
-    def __init__(self, timeout_s: float | int = 10.0, wrapper: str = "flow", effect: str = "off", sandbox: Any = None):
+    def __init__(self, timeout_s: float | int = 10.0, wrapper: str = "flow", effect: str = "off"):
         check_word("wrapper", wrapper, WRAPPERS, WorkflowError)
         check_word("effect", effect, EFFECTS, WorkflowError)
-        self._timeout_s, self._wrapper, self.effect, self._sandbox = timeout_s, wrapper, effect, sandbox
+        self._timeout_s, self._wrapper, self.effect = timeout_s, wrapper, effect
         self._verdicts = Verdicts()
 
     def parts(self, aux_code: str, main_code: str, entry: str) -> Parts:
@@ -51,9 +50,8 @@ class AuxJudge:
         """The judgement's cases, a tuple of `marl_llm.tools.judge.Case`."""
 
         async def judge() -> ToolResult:
-            judged = await ajudge_calls(
-                code, entry, cases, TIMEOUTS * self._timeout_s, sandbox=self._sandbox, tuples_as_lists=loose, case_timeout_s=self._timeout_s
-            )
+            limits = dict(timeout_s=TIMEOUTS * self._timeout_s, case_timeout_s=self._timeout_s)
+            judged = await ajudge_calls(code, entry, cases, tuples_as_lists=loose, **limits)
             return judged.map(lambda judgement: judgement.cases)
 
         return await self._verdicts.of(content_key(code, entry, tuple(cases), loose), judge)

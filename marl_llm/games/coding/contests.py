@@ -30,7 +30,7 @@ from marl_llm.games.coding.data import read_tests
 from marl_llm.games.coding.data import shown as shown_text
 from marl_llm.games.coding.forms import parse_json
 from marl_llm.tools.judge import Tolerance, judge_calls, read_stdio, stdio_requests
-from marl_llm.tools.sandbox import Executor, default_sandbox
+from marl_llm.tools.sandbox import default_sandbox
 from marl_llm.workflows import Task
 from marl_llm.workflows.rows import DataError, Loaded, RowRefused, read_tasks
 
@@ -301,17 +301,16 @@ def _unpacked(value: Any, what: str) -> Any:
 # ---- references
 
 
-def check_references(tasks: Iterable[Task], tests: int = 3, timeout_s: float | int = 6.0, sandbox: Executor | None = None) -> Loaded:
+def check_references(tasks: Iterable[Task], tests: int = 3, timeout_s: float | int = 6.0) -> Loaded:
     """Tasks whose references pass their own first golden tests, and how many were left out for which reason.
 
     A second solution that runs and prints something else than the first shows that there are several right answers, which equality with
     one output cannot judge; such problems are left out too. Problems without a reference are kept: they can test, and pay no tester.
     Raises `InfrastructureError` where the sandbox gives no outcome.
     """
-    sandbox = sandbox or default_sandbox()
     kept, dropped = [], collections.Counter()
     for task in tasks:
-        why = _reference_fault(task, tests, timeout_s, sandbox)
+        why = _reference_fault(task, tests, timeout_s)
         if why:
             dropped[why] += 1
         else:
@@ -319,13 +318,13 @@ def check_references(tasks: Iterable[Task], tests: int = 3, timeout_s: float | i
     return Loaded(kept, dict(dropped))
 
 
-def _reference_fault(task: Task, tests: int, timeout_s: float | int, sandbox: Executor) -> str:
+def _reference_fault(task: Task, tests: int, timeout_s: float | int) -> str:
     cases, function = task.hidden["tests"][:tests], task.hidden["function"]
     for number, code in enumerate(task.hidden["references"]):
         if function:
-            judged = judge_calls(code, function, cases, timeout_s, sandbox=sandbox, tuples_as_lists=True)
+            judged = judge_calls(code, function, cases, timeout_s, tuples_as_lists=True)
         else:
-            executions = sandbox.run_batch(stdio_requests(code, cases, timeout_s))
+            executions = default_sandbox().run_batch(stdio_requests(code, cases, timeout_s))
             judged = read_stdio(executions, [wanted for _, wanted in cases], Tolerance())
         states = [case.state for case in judged.outcome().cases]
         if number == 0 and set(states) != {"passed"}:

@@ -13,11 +13,11 @@ program that answers by table. Visible tests are reported in full, and run in a 
 from __future__ import annotations
 
 import asyncio
-import builtins
 import collections
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from marl_llm.games.programs import EXCEPTIONS
 from marl_llm.tools.judge import Case, Judgement, ajudge_calls, ajudge_stdio
 from marl_llm.tools.results import ToolResult
 from marl_llm.workflows import Role, Workflow, code_block, compute, plain, repeat, sequence, stop, tool, when
@@ -32,8 +32,6 @@ REWARDS = (
     delayed("pass_rate", ("reflector",), name="next_pass_gain"),
     format_penalty(1.0),
 )
-EXCEPTIONS = frozenset(name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException))
-
 
 PLANNER = (
     "Problem:\n{problem}\n\nExamples:\n{visible}\n\nEarlier attempt:\n{code}\nIts report:\n{report}\nAdvice:\n{advice}\n\n"

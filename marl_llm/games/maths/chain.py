@@ -25,7 +25,6 @@ from marl_llm.games.maths.chat import INFORMATION, NO_PROGRAM, ChatTools
 from marl_llm.games.maths.sums import SumAnswers, spaced
 from marl_llm.hints import check_word
 from marl_llm.text import PieceTokenizer, train_pieces
-from marl_llm.tools.sandbox import Executor
 from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task, Trajectory
 
 LIMIT = 999
@@ -249,8 +248,8 @@ def chain_hand_over(execution: str, output: str) -> str:
 class ChainTools(ChatTools):
     """Numbers are compared here; programs run in the sandbox."""
 
-    def __init__(self, timeout_s: float | int = 10.0, sandbox: Executor | None = None):
-        super().__init__(timeout_s, SumAnswers(), sandbox)
+    def __init__(self):
+        super().__init__(10.0, SumAnswers())
 
 
 def chain_metrics() -> dict[str, Callable[[Trajectory], float]]:

@@ -24,7 +24,7 @@ from marl_llm.games.maths.debate import ANSWER_CHARACTERS, Answers
 from marl_llm.hints import check_word
 from marl_llm.tools.maths import extract_answer
 from marl_llm.tools.results import ToolResult, success
-from marl_llm.tools.sandbox import Executor, Limits, Program, Submission, default_sandbox
+from marl_llm.tools.sandbox import Limits, Program, Submission, default_sandbox
 from marl_llm.tools.verdicts import Verdicts, content_key
 from marl_llm.untrusted import read_text
 from marl_llm.workflows import FormatError, Role, Trajectory, Workflow, WorkflowError, compute, repeat, sequence, tool
@@ -137,13 +137,12 @@ class ChatTools:
     Args:
       timeout_s: of one program.
       answers: who checks answers, with `correct` and `close`; by default `Answers`.
-      sandbox: by default the process's own.
     """
 
-    def __init__(self, timeout_s: float | int = 30.0, answers: Any = None, sandbox: Executor | None = None):
+    def __init__(self, timeout_s: float | int = 30.0, answers: Any = None):
         self.answers = answers or Answers(timeout_s=timeout_s)
         self._limits = Limits(timeout_s=timeout_s, stdout_bytes=1 << 16, stderr_bytes=1 << 14)
-        self._sandbox, self._ran = sandbox, Verdicts()
+        self._ran = Verdicts()
 
     async def correct(self, answer: str, target: str) -> ToolResult:
         """As `Answers.correct`."""
@@ -154,7 +153,7 @@ class ChatTools:
         return await self._ran.of(content_key(code), lambda: self._execute(code))
 
     async def _execute(self, code: str) -> ToolResult:
-        done = await (self._sandbox or default_sandbox()).arun(Submission(code, limits=self._limits))
+        done = await default_sandbox().arun(Submission(code, limits=self._limits))
         return done.map(shown)
 
     def close(self) -> None:

@@ -13,7 +13,6 @@ from . import linux
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 NEWEST = 462  # mseal, Linux 6.10: the last call that this list has judged
-X32_BIT = 0x40000000
 
 ALLOW, KILL_PROCESS, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 LD, JEQ, JGE, JSET, RET = 0x20, 0x15, 0x35, 0x45, 0x06
