@@ -18,23 +18,14 @@ KINDS = ("classification", "regression")
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A metric of predictions.
+    """A metric of predictions."""
 
-    Attributes:
-      name: in tables and figures.
-      kind: of task, one of `KINDS`.
-      function: (truth, predictions), arrays of one length -> a number.
-      penalty: what a play without a valid submission counts.
-      larger_is_better: its direction.
-      numbers: whether predictions must be numbers; otherwise they are labels, compared as texts.
-    """
-
-    name: str
-    kind: str
-    function: Callable[[np.ndarray, np.ndarray], float]
-    penalty: float
-    larger_is_better: bool = True
-    numbers: bool = False
+    name: str  # in tables and figures
+    kind: str  # of task, one of `KINDS`
+    function: Callable[[np.ndarray, np.ndarray], float]  # (truth, predictions), arrays of one length -> a number
+    penalty: float  # what a play without a valid submission counts
+    larger_is_better: bool = True  # its direction
+    numbers: bool = False  # whether predictions must be numbers; otherwise they are labels, compared as texts
 
 
 def accuracy(truth: np.ndarray, said: np.ndarray) -> float:

@@ -30,17 +30,11 @@ _NOT_FINITE = re.compile(r"(?i)[+-]?(?:nan|inf|infinity)|<na>|na|null|none")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Joined:
-    """A submission beside what it is about.
+    """A submission beside what it is about."""
 
-    Attributes:
-      columns: target -> its values in the order of the ids; empty of an invalid submission.
-      problem: the empty string, or one of `PROBLEMS`.
-      detail: where, for people.
-    """
-
-    columns: Mapping[str, np.ndarray]
-    problem: str = ""
-    detail: str = ""
+    columns: Mapping[str, np.ndarray]  # target -> its values in the order of the ids; empty of an invalid submission
+    problem: str = ""  # the empty string, or one of `PROBLEMS`
+    detail: str = ""  # where, for people
 
     @property
     def ok(self) -> bool:

@@ -28,19 +28,12 @@ RUN_WRITES = ("files", "listing", "state", "printed", "error", "missing", "done"
 
 @dataclasses.dataclass(frozen=True)
 class Grade:
-    """What a submission is worth.
+    """What a submission is worth."""
 
-    Attributes:
-      measured: names of the metrics that the task is measured by.
-      problem: why it is invalid, one of `submissions.PROBLEMS`; "" for a valid one.
-      detail: where, for people.
-      raw: metric -> its value, of a valid submission.
-    """
-
-    measured: tuple[str, ...]
-    problem: str
-    detail: str
-    raw: Mapping[str, float]
+    measured: tuple[str, ...]  # names of the metrics that the task is measured by
+    problem: str  # why it is invalid, one of `submissions.PROBLEMS`; "" for a valid one
+    detail: str  # where, for people
+    raw: Mapping[str, float]  # metric -> its value, of a valid submission
 
     def to_json(self) -> dict[str, Any]:
         """As a dictionary."""

@@ -41,19 +41,13 @@ MAX_SUB_QUESTIONS = 5
 
 @dataclasses.dataclass(frozen=True)
 class MAskOptions:
-    """Where the releases differ.
+    """Where the releases differ."""
 
-    Attributes:
-      initial_answer: call the answerer once after planning, and measure the first turn's gain against its answer; else the planner's.
-      yes_no_exact: score by exact match where an accepted answer is yes or no.
-      penalise_end_format: an `<end>` in a broken format is punished like any other response.
-      max_turns: most turns of the loop.
-    """
-
+    # call the answerer once after planning, and measure the first turn's gain against its answer; else the planner's
     initial_answer: bool = True
-    yes_no_exact: bool = False
-    penalise_end_format: bool = True
-    max_turns: int = 3
+    yes_no_exact: bool = False  # score by exact match where an accepted answer is yes or no
+    penalise_end_format: bool = True  # an `<end>` in a broken format is punished like any other response
+    max_turns: int = 3  # most turns of the loop
     format_weight: float | int = 1.0
 
 

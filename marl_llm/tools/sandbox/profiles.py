@@ -44,23 +44,14 @@ repr(frame); print
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """One kind of zygote.
+    """One kind of zygote."""
 
-    Attributes:
-      name: as `run(profile=...)` names it.
-      preload: modules that are imported before the fork, so that a program's own import costs nothing.
-      distributions: what a program may import besides the standard library, with all that these require.
-      warm_up: programs run once in the zygote, for what libraries set up at first use.
-      optional: distributions that a program may import too where they are installed; they are not preloaded.
-      extra: the extra of this library that installs the distributions.
-    """
-
-    name: str
-    preload: tuple[str, ...] = STDLIB
-    distributions: tuple[str, ...] = ()
-    warm_up: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
-    extra: str = "data_science"
+    name: str  # as `run(profile=...)` names it
+    preload: tuple[str, ...] = STDLIB  # modules that are imported before the fork, so that a program's own import costs nothing
+    distributions: tuple[str, ...] = ()  # what a program may import besides the standard library, with all that these require
+    warm_up: tuple[str, ...] = ()  # programs run once in the zygote, for what libraries set up at first use
+    optional: tuple[str, ...] = ()  # distributions that a program may import too where they are installed; they are not preloaded
+    extra: str = "data_science"  # the extra of this library that installs the distributions
 
     @functools.cache  # noqa: B019 (four profiles, frozen)
     def entries(self) -> list[str]:
