@@ -79,7 +79,7 @@ FAULTS = {
         "a padding piece that is not there is the unknown one": ("        if self._model.id_to_piece(found) != piece:", "        if False:"),
         "an id behind the last is one": ("bad = [i for i in ids if not 0 <= i < vocab_size]", "bad = [i for i in ids if not 0 <= i <= vocab_size]"),
         "a surrogate is counted in bytes": ("near = text[max(0, error.start - 10)", "near = text[max(0, error.start - 9)"),
-        "a run ends at its first mark": ("        yield True, [i]\n    if run:\n        yield False, run", "        yield True, [i]"),
+        "of marks side by side the first counts": ("yield from ((True, [mark]) for mark in run)", "yield True, [next(run)]"),
         "an empty special is one": (" or \"\" in self.specials:", ":"),
         "tokenizers with other stops are equal": ("return self.model_proto, self.pad, self.stops", "return self.model_proto, self.pad"),
     },

@@ -194,13 +194,11 @@ class HuggingFaceTokenizer:
         except BaseException as error:
             raise _named(error, f"the tokenizer cannot encode this text, {text[:80]!r}") from error
 
-    def unknown_words(self, text: str) -> list[str]:
-        """The words of a text, between blanks, that this vocabulary cannot spell: they are its unknown token. Each once, in order."""
+    @property
+    def unk_id(self) -> int | None:
+        """Id of what this vocabulary cannot spell; None: it spells everything."""
         token = getattr(self._full.model, "unk_token", None)
-        unknown = None if token is None else self._full.token_to_id(token)
-        if unknown is None or unknown not in self.encode(text):
-            return []
-        return [word for word in dict.fromkeys(text.split()) if unknown in self.encode(word)]
+        return None if token is None else self._full.token_to_id(token)
 
     def encode_with_specials(self, text: str) -> list[int]:
         """Text to ids as `transformers` does it: special spellings become special tokens. For text that no user, tool or model wrote."""
@@ -236,8 +234,10 @@ class HuggingFaceTokenizer:
 
 def unknown_words(tokenizer: Any, text: str) -> list[str]:
     """The words of a text, between blanks, that a vocabulary cannot spell, each once; none where it spells everything, or cannot say."""
-    says = isinstance(tokenizer, HuggingFaceTokenizer | PieceTokenizer)
-    return tokenizer.unknown_words(text) if says else []
+    unknown = tokenizer.unk_id if isinstance(tokenizer, HuggingFaceTokenizer | PieceTokenizer) else None
+    if unknown is None or unknown not in tokenizer.encode(text):
+        return []
+    return [word for word in dict.fromkeys(text.split()) if unknown in tokenizer.encode(word)]
 
 
 def load_tokenizer(directory: str | pathlib.Path) -> HuggingFaceTokenizer:

@@ -14,9 +14,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import io
+import itertools
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, SupportsInt, runtime_checkable
+from typing import Any, Protocol, SupportsInt, runtime_checkable
 
 import numpy as np
 import sentencepiece
@@ -73,17 +74,11 @@ def checked_text(text: str) -> str:
 
 def runs_between(ids: Sequence[int], marks: Iterable[int]) -> Iterator[tuple[bool, list[int]]]:
     """Cuts `ids` at the ids in `marks`: pairs of (is it a mark, the one mark or the run between two), in order."""
-    marks, run = frozenset(marks), []
-    for i in ids:
-        if i not in marks:
-            run.append(i)
-            continue
-        if run:
-            yield False, run
-            run = []
-        yield True, [i]
-    if run:
-        yield False, run
+    for is_mark, run in itertools.groupby(ids, frozenset(marks).__contains__):
+        if is_mark:
+            yield from ((True, [mark]) for mark in run)
+        else:
+            yield False, list(run)
 
 
 def pieces_of(tokenizer: Tokenizer, ids: Iterable[SupportsInt]) -> dict[str, str]:
@@ -169,6 +164,7 @@ class PieceTokenizer:
             raise ValueError(f"these {len(model_proto)} bytes are not a sentencepiece model: {error}") from error
         self.pad, self.stops = pad, tuple(stops)
         self.vocab_size = self._model.get_piece_size()
+        self.unk_id = self._model.unk_id()
         self.pad_id = self._model.pad_id() if pad is None else self._id(pad)
         if self.pad_id < 0:
             raise ValueError("the sentencepiece model has no padding piece; train it with pad_id=0, or name a piece that pads: pad='<unk>'")
@@ -207,13 +203,6 @@ class PieceTokenizer:
         runs = runs_between(ids, self.special_ids.values())
         return "".join(self._model.id_to_piece(run[0]) if mark else self._model.decode(run) for mark, run in runs)
 
-    def unknown_words(self, text: str) -> list[str]:
-        """The words of a text, between blanks, that this vocabulary cannot spell: they are `<unk>` to the model. Each once, in order."""
-        unknown = self._model.unk_id()
-        if unknown not in self.encode(text):
-            return []
-        return [word for word in dict.fromkeys(text.split()) if unknown in self.encode(word)]
-
     def piece(self, i: int) -> str:
         """The piece of an id, with its leading space as the model writes it."""
         return self._model.id_to_piece(int(i))
@@ -221,7 +210,7 @@ class PieceTokenizer:
     def ids_of(self, pieces: Sequence[str]) -> np.ndarray:
         """Ids of named pieces, `[len(pieces)]` int32. Raises `KeyError` naming the pieces that the model lacks."""
         ids = [self._model.piece_to_id(SPACE + p) for p in pieces]
-        missing = [p for p, i in zip(pieces, ids, strict=True) if i == self._model.unk_id()]
+        missing = [p for p, i in zip(pieces, ids, strict=True) if i == self.unk_id]
         if missing:
             raise KeyError(f"the tokenizer has no piece for {missing[:8]}")
         return np.asarray(ids, np.int32)
@@ -247,25 +236,10 @@ def train_pieces(pieces: tuple[str, ...]) -> PieceTokenizer:
     bad = [p for p in pieces if not p or any(c.isspace() for c in p)]
     if bad:
         raise ValueError(f"pieces must be non-empty and without white space: {bad[:8]}")
-    model = io.BytesIO()
     alphabet = next(chr(code) for code in range(ord("?"), 0x3000) if chr(code) not in pieces)  # sentencepiece wants something to learn from
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([alphabet]),
-        model_writer=model,
-        model_type="char",
-        vocab_size=len(pieces) + 2 + 128,
-        hard_vocab_limit=False,
-        user_defined_symbols=[SPACE + p for p in pieces],
-        normalization_rule_name="identity",
-        add_dummy_prefix=True,
-        remove_extra_whitespaces=False,
-        pad_id=0,
-        unk_id=1,
-        bos_id=-1,
-        eos_id=-1,
-        minloglevel=2,
-    )
-    return PieceTokenizer(model.getvalue())
+    symbols = [SPACE + p for p in pieces]
+    size = len(pieces) + 2 + 128
+    return PieceTokenizer(_trained([alphabet], model_type="char", vocab_size=size, user_defined_symbols=symbols, add_dummy_prefix=True))
 
 
 def train_sentencepiece(
@@ -280,28 +254,37 @@ def train_sentencepiece(
     lines = [line for text in texts for line in checked_text(text).splitlines() if line.strip()]
     if not lines:
         raise ValueError("there is no text to learn a sentencepiece model from")
-    model = io.BytesIO()
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
-            model_writer=model,
+        model = _trained(
+            lines,
             model_type="bpe",
             vocab_size=vocab_size,
-            hard_vocab_limit=False,
             control_symbols=list(specials),
             byte_fallback=True,
             character_coverage=1.0,
-            normalization_rule_name="identity",
             add_dummy_prefix=False,
-            remove_extra_whitespaces=False,
             max_sentence_length=1 << 20,
             num_threads=1,
-            pad_id=0,
-            unk_id=1,
-            bos_id=-1,
-            eos_id=-1,
-            minloglevel=2,
         )
     except RuntimeError as error:
         raise ValueError(f"no sentencepiece model of {vocab_size} pieces with {len(specials)} specials: {error}") from error
-    return PieceTokenizer(model.getvalue(), stops=stops)
+    return PieceTokenizer(model, stops=stops)
+
+
+def _trained(lines: Iterable[str], **options: Any) -> bytes:
+    """A sentencepiece model of these lines: 0 pads, 1 is `<unk>`, no other ids are set apart, and no text is normalised."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        hard_vocab_limit=False,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        pad_id=0,
+        unk_id=1,
+        bos_id=-1,
+        eos_id=-1,
+        minloglevel=2,
+        **options,
+    )
+    return model.getvalue()

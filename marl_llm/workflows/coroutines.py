@@ -27,11 +27,10 @@ class Coroutines:
 
     Args:
       limit: most calls of one tool at a time, in one event loop; the others wait in order.
-      spare: calls of one tool that may be left behind in a loop; by default `SPARE` times the limit.
     """
 
-    def __init__(self, limit: int = LIMIT, spare: int | None = None):
-        self._limit, self._spare = limit, SPARE * limit if spare is None else spare
+    def __init__(self, limit: int = LIMIT):
+        self._limit = limit
         self._lines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Line]] = weakref.WeakKeyDictionary()
         self._late: collections.Counter[str] = collections.Counter()
 
@@ -54,7 +53,7 @@ class Coroutines:
         finally:
             arrived()
         try:
-            if line.left >= self._spare:
+            if line.left >= SPARE * self._limit:
                 raise Stalled(f"tool {tool!r}: {line.left} of its calls hang and cannot be cancelled")
             return await self._within(line, call, timeout_s, tool)
         finally:

@@ -1,8 +1,8 @@
 """Plain functions in threads, for an event loop: a limit of calls per tool, and a deadline that begins when the call does.
 
 A thread cannot be stopped. A call that is late is therefore left behind: its thread ends when the function does, and another thread takes
-its place in the tool's limit. Threads left behind are bounded too. Beyond `spare` of them a tool's limit shrinks, and a tool that has no
-thread left answers every call with `Stalled` until some of its functions have come back.
+its place in the tool's limit. Threads left behind are bounded too. Beyond `SPARE` per call of its limit a tool's limit shrinks, and a
+tool that has no thread left answers every call with `Stalled` until some of its functions have come back.
 
 The first function that ends wakes the loop, and whatever ends before the loop comes round is handed over with it (`tools.mailbox`).
 """
@@ -38,11 +38,10 @@ class Threads:
 
     Args:
       limit: most calls of one tool at a time; the others wait in order.
-      spare: threads of one tool that may be left behind before its limit shrinks; by default `SPARE` times the limit.
     """
 
-    def __init__(self, limit: int = 32, spare: int | None = None):
-        self._limit, self._spare = limit, SPARE * limit if spare is None else spare
+    def __init__(self, limit: int = 32):
+        self._limit = limit
         self._lines: dict[str, _Line] = {}
         self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
 
@@ -61,7 +60,7 @@ class Threads:
             mailbox = self._mailboxes[loop] = Mailbox(loop)
         line = self._lines.get(tool)
         if line is None:
-            line = self._lines.setdefault(tool, _Line(tool, self._limit, self._spare))
+            line = self._lines.setdefault(tool, _Line(tool, self._limit))
         call = _Call(function, loop.create_future(), mailbox, timeout_s)
         call.future.add_done_callback(lambda _: line.settled(call))
         line.enter(call)
@@ -98,8 +97,8 @@ class _Call:
 class _Line:
     """The calls of one tool and the threads that carry them out."""
 
-    def __init__(self, name: str, limit: int, spare: int):
-        self._name, self._limit, self._most = name, limit, limit + spare
+    def __init__(self, name: str, limit: int):
+        self._name, self._limit, self._most = name, limit, (1 + SPARE) * limit
         self._lock = threading.Lock()
         self._waiting: collections.deque[_Call] = collections.deque()
         self._handed: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 
 from marl_llm.games.plan_path.language import PlanPathLanguage
-from marl_llm.text import ByteTokenizer, PieceTokenizer, Tokenizer, pieces_of, train_pieces, train_sentencepiece
+from marl_llm.text import ByteTokenizer, PieceTokenizer, Tokenizer, pieces_of, train_pieces, train_sentencepiece, unknown_words
 from marl_llm.text.tokenizer_files import check_tokenizer, read_added_tokens, read_ids, read_size, token_spelling
 from marl_llm.text.word_files import save_words
 
@@ -152,8 +152,8 @@ def test_any_character_may_be_a_piece():
 
 def test_words_outside_a_vocabulary_of_words_are_named():
     tokenizer = train_pieces(("cat", "mat"))
-    assert tokenizer.unknown_words("cat dog mat dog bird\ncat") == ["dog", "bird"]
-    assert tokenizer.unknown_words("cat mat") == []
+    assert unknown_words(tokenizer, "cat dog mat dog bird\ncat") == ["dog", "bird"]
+    assert unknown_words(tokenizer, "cat mat") == []
 
 
 def test_a_vocabulary_of_words_is_saved_as_a_tokenizer_json_of_the_same_ids(tmp_path):
