@@ -42,17 +42,18 @@ class PromptScores(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScoringRequest:
-    """A prompt to be scored, and how many of the likeliest tokens are asked for at each place."""
+    """A prompt to be scored.
+
+    Attributes:
+      top_k: how many of the likeliest tokens are asked for at each place.
+      shape: (length of a row, likeliest tokens) of the program that scores it.
+    """
 
     model: str
     ids: tuple[int, ...]
     top_k: int
+    shape: tuple[int, int]
     future: Future = dataclasses.field(default_factory=Future)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(length of a row, likeliest tokens) of the program that scores it."""
-        return bucket(len(self.ids), LEAST_LENGTH), bucket(self.top_k) if self.top_k else 0
 
 
 class PromptScorer:
@@ -76,7 +77,8 @@ class PromptScorer:
             raise RequestError(f"request refused: ids from {min(ids)} to {max(ids)}; the vocabulary is 0 to {vocabulary - 1}")
         if not 0 <= top_k <= vocabulary:
             raise RequestError(f"request refused: the {top_k} likeliest tokens are asked for; the vocabulary has {vocabulary}")
-        return ScoringRequest(model, tuple(ids), top_k)
+        shape = bucket(len(ids), LEAST_LENGTH), min(bucket(top_k), vocabulary) if top_k else 0
+        return ScoringRequest(model, tuple(ids), top_k, shape)
 
     def next_batch(self) -> list[ScoringRequest]:
         """Takes the oldest prompt, with others of its shape as far as one program holds them."""
@@ -138,5 +140,5 @@ def score_prompts(
         hidden, _ = model.apply(variables, tokens, prompt_positions(where), prompt_mask(where), agents=agents)
         most = max(1, pairs_of_a_chunk(config.vocab_size) // len(tokens))
         size = min(tokens.shape[1], bucket(1 + most) // 2)  # a power of two, as the length is
-        found = jax.lax.map(score, (parts(hidden, size), parts(targets, size)))
-    return tuple(jnp.moveaxis(x, 0, 1).reshape(*tokens.shape, *x.shape[3:]) for x in found)
+        scores = jax.lax.map(score, (parts(hidden, size), parts(targets, size)))
+    return tuple(jnp.moveaxis(x, 0, 1).reshape(*tokens.shape, *x.shape[3:]) for x in scores)

@@ -50,6 +50,12 @@ def test_scores_are_the_models_own_teacher_forced_log_probs(engine, base):
         assert scores.version == 0
 
 
+def test_as_many_likeliest_tokens_as_the_vocabulary_has_may_be_asked_for(engine, base):
+    for top_k in (33, CONFIG.vocab_size):  # the next power of two is beyond the vocabulary
+        scores = engine.score("a", [PROMPTS[2]], top_k)[0]
+        np.testing.assert_allclose(scores.top_log_probs, -np.sort(-expected(base, PROMPTS[2])[1], axis=1)[:, :top_k], atol=1e-4, rtol=0)
+
+
 def test_they_are_those_of_the_parameters_in_force_and_do_not_disturb_who_is_served(engine, base):
     request = Request(PROMPTS[2], (1,), 8, "a")
     alone = engine.submit(request).result()
