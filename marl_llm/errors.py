@@ -11,6 +11,10 @@ class UserError(Exception):
     exit_code = 2
 
 
+class TeacherError(UserError, RuntimeError):
+    """A teacher's endpoint gave no log-probs; the message names it."""
+
+
 class DamagedError(UserError):
     """Something that was stored cannot be read or written: a checkpoint, or a line of a run's files."""
 

@@ -78,6 +78,12 @@ def read_text(text: str | bytes) -> Said:
         return Said(valid, "", replaced)
 
 
+def flatten_text(text: str | bytes, most: int) -> str:
+    """Somebody's words as one line of at most so many characters, with nothing in it that a terminal obeys."""
+    text = valid_text(text[: 100 * most])
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:most]
+
+
 def read_value(value: Any, bounds: Bounds = Bounds()) -> Said:
     """A value that somebody's function gave: the same with valid texts, or the problem why it is not within the bounds.
 

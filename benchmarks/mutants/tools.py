@@ -220,7 +220,7 @@ FAULTS = {
         "more hits than asked are taken": ("or len(found) > topk or", "or"),
         "as many hits as asked are refused": ("or len(found) > topk or", "or len(found) >= topk or"),
         "a url with the path gets it again": ("url if url.rstrip(\"/\").endswith(\"/retrieve\") else", ""),
-        "the key is in a message": ("redacted(valid_text(reply.body[:200]), key)", "valid_text(reply.body[:200])"),
+        "the key is in a message": ("redacted(valid_text(reply.body), key)", "valid_text(reply.body)"),
         "an error's key is told": ("redacted(f\"{self.url}: {error}\", key)", "f\"{self.url}: {error}\""),
         "a server's client takes the usual attempts": ("RetrieverClient(url, attempts=attempts, key_env", "RetrieverClient(url, key_env"),
         "a pause lasts past the deadline": ("min(left, RETRY_PAUSE_S * 2 ** (attempt - 1))", "RETRY_PAUSE_S * 2 ** (attempt - 1)"),

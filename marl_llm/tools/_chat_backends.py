@@ -13,12 +13,15 @@ from typing import Any, Protocol, runtime_checkable
 from marl_llm.local_server import is_loopback
 from marl_llm.tools._http import HttpError, HttpReply, post_json, split_url
 from marl_llm.tools.results import FailureKind
-from marl_llm.untrusted import Bounds, read_json, valid_text
+from marl_llm.untrusted import Bounds, flatten_text, read_json
 
 Message = dict[str, str]
 ROLES = ("system", "developer", "user", "assistant")
 BOUNDS = Bounds(size=4 << 20, values=100_000)  # of an answer
 MAX_HEADER = 100  # characters of a Retry-After
+HIDDEN = "[key]"  # stands where somebody repeats a key
+FLOOR = -9000.0  # nats; a vLLM server writes -9999 where a log-prob is no number or minus infinity
+ROUNDING = 1e-3  # nats by which rounding may lift a log-prob above 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,17 +163,28 @@ class OpenAICompatible:
         """See `Backend.complete`."""
         options = {name: value for name, value in dataclasses.asdict(request.options).items() if value is not None}
         payload = dict(model=self.model, messages=list(request.messages), **options, **self._extra)
-        key = read_key(self._key_env)
+        body = post_with_key(self.url, payload, timeout_s, self._key_env)
         try:
-            answer = post_json(self.url, payload, timeout_s, {"Authorization": f"Bearer {key}"} if key else None)
-        except HttpError as error:
-            raise BackendError(error.kind, redacted(str(error), key), billed=error.sent) from None
-        if answer.status != 200:
-            raise refusal(answer, key)
-        try:
-            return read_reply(answer.body)
+            return read_reply(body)
         except ValueError as error:
-            raise BackendError(FailureKind.BAD_REPLY, redacted(str(error), key), billed=True) from None
+            raise BackendError(FailureKind.BAD_REPLY, str(error), billed=True) from None
+
+
+def post_with_key(url: str, payload: Any, timeout_s: float, key_env: str | None) -> bytes:
+    """The body of an answer of status 200, in which a server that repeats the key has not: it would stand in messages and records.
+
+    Raises `BackendError` for another status and for no answer, and `ValueError` as `read_key`.
+    """
+    key = read_key(key_env)
+    try:
+        answer = post_json(url, payload, timeout_s, {"Authorization": f"Bearer {key}"} if key else None)
+    except HttpError as error:
+        raise BackendError(error.kind, redacted(str(error), key), billed=error.sent) from None
+    if key:
+        answer = dataclasses.replace(answer, body=answer.body.replace(key.encode(), HIDDEN.encode()))
+    if answer.status != 200:
+        raise refusal(answer)
+    return answer.body
 
 
 def check_key(url: str, key_env: str | None, allow_plain_http: bool = False) -> None:
@@ -232,9 +246,9 @@ def retry_after_s(header: str | None) -> float | None:
         return None
 
 
-def refusal(answer: HttpReply, key: str | None) -> BackendError:
+def refusal(answer: HttpReply) -> BackendError:
     """What a status other than 200 means."""
-    text = redacted(valid_text(answer.body[:500]), key)
+    text = flatten_text(answer.body, 500)
     pause = retry_after_s(answer.headers.get("retry-after"))
     if answer.status == 429:
         # OpenAI's 429 for an empty account: no pause helps.
@@ -248,4 +262,18 @@ def refusal(answer: HttpReply, key: str | None) -> BackendError:
 
 def redacted(text: str, key: str | None) -> str:
     """The text without the key."""
-    return text.replace(key, "[key]") if key else text
+    return text.replace(key, HIDDEN) if key else text
+
+
+def read_log_prob(value: Any) -> float:
+    """A log-prob of an answer. Raises `BackendError` for what is none."""
+    if type(value) not in (int, float):
+        raise bad_reply(f"a log-prob that is no number but {'null' if value is None else type(value).__name__}")
+    if not FLOOR < value <= ROUNDING:
+        raise bad_reply(f"a log-prob of {value:.6g}")
+    return float(value)
+
+
+def bad_reply(why: str) -> BackendError:
+    """An answer that cannot be used."""
+    return BackendError(FailureKind.BAD_REPLY, why)

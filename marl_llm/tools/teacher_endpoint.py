@@ -16,26 +16,21 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from marl_llm.errors import UserError
-from marl_llm.tools._chat_backends import BackendError, check_key, read_key, redacted, refusal
-from marl_llm.tools._http import MAX_BODY, HttpError, post_json
+from marl_llm.errors import TeacherError
+from marl_llm.tools._chat_backends import ROUNDING, BackendError, bad_reply, check_key, post_with_key, read_log_prob
+from marl_llm.tools._http import MAX_BODY
 from marl_llm.tools.results import FailureKind
-from marl_llm.untrusted import Bounds, read_json
+from marl_llm.untrusted import Bounds, flatten_text, json_problem, read_json
 
 ATTEMPTS = 4
 PAUSE_S = 2.0  # before the second attempt; each later one waits twice as long
 MOST_PAUSE_S = 60.0
 CONCURRENCY = 8
 MOST_TOP = 20  # likeliest tokens that an endpoint tells
-ROUNDING = 1e-3  # nats by which rounding may lift a log-prob above 0
 LEAST_TAIL = 1e-6  # probability of all tokens that are not told, at least: sums of rounded numbers know no smaller one
 MAX_MESSAGE = 300  # characters of why something failed
 BOUNDS = Bounds(size=MAX_BODY, values=8_000_000)
 FINAL = (FailureKind.REFUSED, FailureKind.BUDGET)  # another attempt would be answered alike
-
-
-class TeacherError(UserError, RuntimeError):
-    """A teacher's endpoint gave no log-probs; the message names it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +56,15 @@ class TeacherServer:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StudentSample:
-    """The ids of a prompt and of the response that a student drew behind it."""
+    """The ids of a prompt and of the response that a student drew behind it. Raises `ValueError` where either is empty."""
 
     prompt: Int[np.ndarray, "P"]
     response: Int[np.ndarray, "R"]
+
+    def __post_init__(self):
+        if not (len(self.prompt) and len(self.response)):
+            sizes = f"a prompt of {len(self.prompt)} ids and a response of {len(self.response)}"
+            raise ValueError(f"{sizes}: a teacher scores 1 or more behind 1")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,7 +121,7 @@ class TeacherEndpoint:
         raise AssertionError
 
     def _failure(self, error: BackendError, attempts: int) -> TeacherError:
-        why = " ".join(redacted(str(error), read_key(self.server.key_env)).split())[:MAX_MESSAGE]
+        why = flatten_text(str(error), MAX_MESSAGE)
         tried = f" after {attempts} attempts" if attempts > 1 else ""
         return TeacherError(f"the teacher {self.server.model!r} at {self.server.url} gave no prompt log-probs{tried} ({error.kind}): {why}")
 
@@ -129,46 +129,42 @@ class TeacherEndpoint:
         """One attempt. Raises `BackendError`."""
         ids, size = [*sample.prompt.tolist(), *sample.response.tolist()], len(sample.response)
         entries = self._ask(ids, top_k)[-size:]
-        own = [_log_prob(entry[str(i)]) for entry, i in zip(entries, ids[-size:], strict=True)]
+        own = [read_log_prob(entry[str(i)].get("logprob")) for entry, i in zip(entries, ids[-size:], strict=True)]
         top_ids, top = np.zeros((size, top_k), np.int32), np.zeros((size, top_k), np.float32)
         for place, entry in enumerate(entries if top_k else []):
-            likeliest = sorted(((_log_prob(said), token) for token, said in entry.items()), reverse=True)[:top_k]
+            likeliest = sorted(((read_log_prob(scores.get("logprob")), token) for token, scores in entry.items()), reverse=True)[:top_k]
             if len(likeliest) < top_k:
-                raise _bad(f"{len(entry)} likeliest tokens in place of {top_k}")
+                raise bad_reply(f"{len(entry)} likeliest tokens in place of {top_k}")
             top[place], top_ids[place] = [value for value, _ in likeliest], [self._id(token) for _, token in likeliest]
         if top_k and np.exp(top.astype(np.float64)).sum(axis=1).max() > 1 + top_k * ROUNDING:
-            raise _bad("probabilities of more than 1 together")
+            raise bad_reply("probabilities of more than 1 together")
         return TaughtSample(np.asarray(own, np.float32), top_ids, top)
 
     def _ask(self, ids: list[int], top_k: int) -> list[Any]:
         """The field `prompt_logprobs` of one prompt: each entry behind the first is an object that has its own token. Raises
         `BackendError`."""
-        key, server = read_key(self.server.key_env), self.server
+        server = self.server
         body = {"model": server.model, "prompt": ids, "max_tokens": 0, "echo": True, "prompt_logprobs": top_k, "temperature": 1.0}
-        try:
-            answer = post_json(self._url, body, server.timeout_s, {"Authorization": f"Bearer {key}"} if key else None)
-        except HttpError as error:
-            raise BackendError(error.kind, str(error)) from None
-        if answer.status != 200:
-            raise refusal(answer, key)
-        said = read_json(answer.body, BOUNDS)
-        choices = said.value.get("choices") if said.ok and isinstance(said.value, dict) else None
+        answer = read_json(post_with_key(self._url, body, server.timeout_s, server.key_env), BOUNDS)
+        if not answer.ok:
+            raise bad_reply(f"the answer cannot be read: {json_problem(answer.problem, BOUNDS)}")
+        choices = answer.value.get("choices") if isinstance(answer.value, dict) else None
         choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
         if not isinstance(choice, dict):
-            raise _bad(f"the answer has not one choice ({said.problem or 'another form'})")
+            raise bad_reply("the answer has not one choice")
         entries = choice.get("prompt_logprobs")
         if entries is None:
             raise BackendError(FailureKind.REFUSED, "its answers have no prompt_logprobs; `marl serve` and vLLM give them")
         if not isinstance(entries, list) or len(entries) != len(ids):
-            raise _bad("prompt_logprobs are not one per token of the prompt")
+            raise bad_reply("prompt_logprobs are not one per token of the prompt")
         for token, entry in zip(ids[1:], entries[1:], strict=True):
-            if not isinstance(entry, dict) or not all(isinstance(said, dict) for said in entry.values()) or str(token) not in entry:
-                raise _bad(f"prompt_logprobs have no entry of the token {token} in its place")
+            if not isinstance(entry, dict) or not all(isinstance(scores, dict) for scores in entry.values()) or str(token) not in entry:
+                raise bad_reply(f"prompt_logprobs have no entry of the token {token} in its place")
         return entries
 
     def _id(self, token: str) -> int:
-        if not (token.isascii() and token.isdecimal() and len(token) < 10 and int(token) < self.vocab_size):
-            raise _bad(f"the token {token[:20]!r}, which the student's vocabulary of {self.vocab_size} has not")
+        if not (token.isascii() and token.isdecimal() and len(token) < 10 and str(int(token)) == token and int(token) < self.vocab_size):
+            raise bad_reply(f"the token {token[:MAX_MESSAGE]!r}, which the student's vocabulary of {self.vocab_size} has not")
         return int(token)
 
 
@@ -176,14 +172,3 @@ def tail_log_probs(top_log_probs: Float[np.ndarray, "*S K"]) -> Float[np.ndarray
     """The log of what the likeliest tokens leave to all others."""
     rest = 1 - np.exp(top_log_probs.astype(np.float64)).sum(axis=-1)
     return np.log(np.maximum(rest, LEAST_TAIL)).astype(np.float32)
-
-
-def _log_prob(said: dict[str, Any]) -> float:
-    value = said.get("logprob")
-    if type(value) not in (int, float) or not value <= ROUNDING:
-        raise _bad(f"a log-prob of {str(value)[:20]}")
-    return float(value)
-
-
-def _bad(why: str) -> BackendError:
-    return BackendError(FailureKind.BAD_REPLY, why)

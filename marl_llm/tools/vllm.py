@@ -19,13 +19,10 @@ import time
 from typing import Any
 
 from marl_llm.tools._calls import Calls
-from marl_llm.tools._chat_backends import BackendError, check_key, read_key, redacted, refusal
-from marl_llm.tools._http import HttpError, post_json
+from marl_llm.tools._chat_backends import BackendError, bad_reply, check_key, post_with_key, read_log_prob
 from marl_llm.tools.results import FailureKind, ToolResult, failed, success
 from marl_llm.untrusted import read_json, valid_text
 
-FLOOR = -9000.0  # nats; the server writes -9999 where a log-prob is no number or minus infinity
-ROUNDING = 1e-3  # nats by which rounding may lift a log-prob above 0
 MAX_LABEL = 64  # characters of a foreign label in a message
 
 
@@ -112,8 +109,8 @@ class VllmClient:
         _checked_label(_one_choice(answer), 1, label)
         found = answer.get("prompt_logprobs")
         if not isinstance(found, list) or len(found) != len(ids):
-            raise _bad("no prompt_logprobs of the prompt's length")
-        return [_log_prob(_under(one, str(i)).get("logprob")) for one, i in zip(found[1:], ids[1:])]
+            raise bad_reply("no prompt_logprobs of the prompt's length")
+        return [read_log_prob(_under(one, str(i)).get("logprob")) for one, i in zip(found[1:], ids[1:])]
 
     def reload(self, directory: str, label: str) -> None:
         """Gives the server the parameters of a directory; answers then carry the label. Raises `BackendError`; the server is resumed."""
@@ -122,7 +119,7 @@ class VllmClient:
         try:
             self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": directory}}, limit)
             if self._post("/reset_prefix_cache", {}, limit).get("success") is not True:
-                raise _bad("the prefix cache could not be reset: another program's requests are under way")
+                raise bad_reply("the prefix cache could not be reset: another program's requests are under way")
             self._post("/update_weight_version", {"new_version": label}, limit)
         finally:
             self._post("/resume", {}, limit)
@@ -153,28 +150,21 @@ class VllmClient:
 
     def _post(self, path: str, body: dict, timeout_s: float | int) -> dict:
         """The answer, an object; {} where it is empty."""
-        key, where = read_key(self.server.key_env), f"the vLLM server at {self.server.root}, {path.partition('?')[0]}"
+        where = f"the vLLM server at {self.server.root}, {path.partition('?')[0]}"
         try:
-            answer = post_json(self.server.root + path, body, timeout_s, {"Authorization": f"Bearer {key}"} if key else None)
-        except HttpError as error:
-            raise BackendError(error.kind, redacted(f"{where}: {error}", key)) from None
-        if answer.status != 200:
-            refused = refusal(answer, key)
-            raise BackendError(refused.kind, f"{where}: {refused}")
-        if not answer.body:
+            answer = post_with_key(self.server.root + path, body, timeout_s, self.server.key_env)
+        except BackendError as error:
+            raise BackendError(error.kind, f"{where}: {error}") from None
+        if not answer:
             return {}
-        said = read_json(answer.body)
+        said = read_json(answer)
         if not said.ok or not isinstance(said.value, dict):
-            raise _bad(f"{where}: the answer is no JSON object within bounds ({said.problem or type(said.value).__name__})")
+            raise bad_reply(f"{where}: the answer is no JSON object within bounds ({said.problem or type(said.value).__name__})")
         return said.value
 
 
 class _Stale(BackendError):
     """Drawn with other parameters."""
-
-
-def _bad(why: str) -> BackendError:
-    return BackendError(FailureKind.BAD_REPLY, why)
 
 
 def _under(value: Any, name: str) -> dict:
@@ -183,16 +173,10 @@ def _under(value: Any, name: str) -> dict:
     return found if isinstance(found, dict) else {}
 
 
-def _log_prob(value: Any) -> float:
-    if type(value) not in (int, float) or not FLOOR < value <= ROUNDING:
-        raise _bad(f"a log-prob of {str(value)[:20]}")
-    return float(value)
-
-
 def _one_choice(answer: dict) -> dict:
     choices = answer.get("choices")
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-        raise _bad("the answer has not one choice")
+        raise bad_reply("the answer has not one choice")
     return choices[0]
 
 
@@ -200,7 +184,7 @@ def _checked_label(choice: dict, size: int, label: str) -> None:
     """Raises unless all of the drawn tokens carry the label of the parameters that were asked for."""
     spans = choice.get("weight_versions")
     if not isinstance(spans, list) or not spans or not all(isinstance(span, dict) for span in spans):
-        raise _bad("the answer does not say which parameters drew it (weight_versions): vLLM 0.32 or later is needed")
+        raise bad_reply("the answer does not say which parameters drew it (weight_versions): vLLM 0.32 or later is needed")
     if (spans[0].get("start"), spans[-1].get("end")) != (0, size) or any(span.get("version") != label for span in spans):
         names = ", ".join(valid_text(str(span.get("version"))[:MAX_LABEL]) for span in spans[:4])
         why = f"drawn with the parameters {names!r}, not {label!r}: the server was started anew, or someone else gave it parameters"
@@ -211,20 +195,21 @@ def _sampled(answer: dict, asked: Asked) -> SampledIds:
     """The one choice of an answer, if it is what was asked for. Raises `BackendError`."""
     choice = _one_choice(answer)
     if answer.get("prompt_token_ids") != list(asked.prompt):
-        raise _bad("the answer is to another prompt")
+        raise bad_reply("the answer is to another prompt")
     ids, finish = choice.get("token_ids"), choice.get("finish_reason")
     if not isinstance(ids, list) or not 1 <= len(ids) <= asked.max_tokens:
-        raise _bad(f"the answer has no 1 to {asked.max_tokens} token_ids")
+        raise bad_reply(f"the answer has no 1 to {asked.max_tokens} token_ids")
     if not all(type(i) is int and 0 <= i < asked.vocab_size for i in ids):
-        raise _bad(f"the answer has ids outside of the vocabulary of {asked.vocab_size}")
+        raise bad_reply(f"the answer has ids outside of the vocabulary of {asked.vocab_size}")
     ends = [place for place, i in enumerate(ids) if i in asked.stop_ids]
     good = {"stop": ends == [len(ids) - 1], "length": ends in ([], [len(ids) - 1]) and len(ids) == asked.max_tokens}
     if not (isinstance(finish, str) and good.get(finish)):
-        raise _bad(f"{len(ids)} ids of at most {asked.max_tokens}, with stop ids at {ends[:4]}, cannot have ended by {str(finish)[:20]!r}")
+        drawn = f"{len(ids)} ids of at most {asked.max_tokens}, with stop ids at {ends[:4]}"
+        raise bad_reply(f"{drawn}, cannot have ended by {str(finish)[:20]!r}")
     content = _under(choice, "logprobs").get("content")
     if not isinstance(content, list) or len(content) != len(ids) or not all(isinstance(one, dict) for one in content):
-        raise _bad("the answer has not one log-prob per id")
+        raise bad_reply("the answer has not one log-prob per id")
     if [one.get("token_id") for one in content] != ids:
-        raise _bad("the answer's log-probs are of other ids")
+        raise bad_reply("the answer's log-probs are of other ids")
     _checked_label(choice, len(ids), asked.label)
-    return SampledIds(tuple(ids), tuple(_log_prob(one.get("logprob")) for one in content), finish)
+    return SampledIds(tuple(ids), tuple(read_log_prob(one.get("logprob")) for one in content), finish)

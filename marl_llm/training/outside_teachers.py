@@ -44,13 +44,13 @@ class TaughtTokens:
     def beside(self, tokens: Tokens, rows: PackedRows) -> dict[str, np.ndarray]:
         """Columns of packed rows: "taught_log_probs" `[B, Q]`, "taught_ids" `[B, Q, K]` and "taught_bins" `[B, Q, C]`, 0 in padding."""
         columns = {"taught_log_probs": self.log_probs, "taught_ids": self.top_ids, "taught_bins": self.bins}
-        found = {name: np.zeros((*rows.targets.shape, *x.shape[1:]), x.dtype) for name, x in columns.items()}
+        packed = {name: np.zeros((*rows.targets.shape, *x.shape[1:]), x.dtype) for name, x in columns.items()}
         for b, n in np.argwhere(rows.sample >= 0):
             start, length = rows.first[b, n], rows.length[b, n]
-            at = int(tokens.response_at[rows.sample[b, n]])
+            first = int(tokens.response_at[rows.sample[b, n]])
             for name, column in columns.items():
-                found[name][b, start : start + length] = column[at : at + length]
-        return found
+                packed[name][b, start : start + length] = column[first : first + length]
+        return packed
 
 
 def top_k_of(recipe: Recipe) -> int:
@@ -75,14 +75,18 @@ def ask_teachers(recipe: Recipe, teachers: Mapping[int, OutsideTeacher], tokens:
     ids = np.asarray(tokens.ids)
     responses = ids[len(ids) - count :]
     counts = np.ones(len(tokens), bool) if table.where is None else np.asarray(table.where)
-    for teacher in {id(one): one for one in teachers.values()}.values():
-        agents = [agent for agent, one in teachers.items() if one is teacher]
-        chosen = np.flatnonzero(counts & np.isin(table.agent, agents))
-        places = [slice(at, at + size) for at, size in zip(tokens.response_at[chosen].tolist(), tokens.size[chosen].tolist(), strict=True)]
-        starts, sizes = tokens.prompt_at[chosen].tolist(), tokens.prompt_size[chosen].tolist()
-        prompts = [ids[at : at + size] for at, size in zip(starts, sizes, strict=True)]
+    for teacher in {id(teacher): teacher for teacher in teachers.values()}.values():
+        agents = [agent for agent, its_teacher in teachers.items() if its_teacher is teacher]
+        chosen = np.flatnonzero(counts & np.isin(table.agent, agents) & (tokens.size > 0))
+        places = [slice(first, end) for first, end in _spans(tokens.response_at[chosen], tokens.size[chosen])]
+        prompts = [ids[first:end] for first, end in _spans(tokens.prompt_at[chosen], tokens.prompt_size[chosen])]
         samples = [StudentSample(prompt, responses[place]) for prompt, place in zip(prompts, places, strict=True)]
         for place, taught in zip(places, teacher.score(samples, top_k), strict=True):
             columns.log_probs[place], columns.top_ids[place] = taught.log_probs, taught.top_ids
             columns.bins[place] = np.concatenate([taught.top_log_probs, tail_log_probs(taught.top_log_probs)[:, None]], axis=1)
     return columns
+
+
+def _spans(firsts: Int[np.ndarray, "S"], sizes: Int[np.ndarray, "S"]) -> list[tuple[int, int]]:
+    """(first, end) of stretches of ids."""
+    return list(zip(firsts.tolist(), (firsts + sizes).tolist(), strict=True))

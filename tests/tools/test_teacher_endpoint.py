@@ -3,14 +3,16 @@
 import contextlib
 import http.server
 import json
+import math
 import threading
 import time
 
 import numpy as np
 import pytest
 
+from marl_llm.errors import TeacherError
 from marl_llm.tools import teacher_endpoint
-from marl_llm.tools.teacher_endpoint import StudentSample, TeacherEndpoint, TeacherError, TeacherServer, tail_log_probs
+from marl_llm.tools.teacher_endpoint import StudentSample, TeacherEndpoint, TeacherServer, tail_log_probs
 
 SAMPLE = StudentSample(np.asarray([1, 2]), np.asarray([3, 4, 5]))
 KEY = "a-secret-key"
@@ -101,9 +103,17 @@ def test_samples_are_asked_for_as_ids_and_read_in_their_order():
     np.testing.assert_allclose(tail_log_probs(first.top_log_probs), np.log1p(-np.exp(-1) - np.exp(-1.25)), rtol=1e-6)
 
 
-def test_the_texts_of_ids_are_asked_for():
-    with StandIn(answered) as server:
+def test_the_texts_of_ids_are_asked_for_and_hold_no_key():
+    repeats = changed(prompt_logprobs=[None, {"3": {"decoded_token": f"<{KEY}>"}}, {"9": {"decoded_token": 5}}])
+    with StandIn(answered, repeats) as server:
         assert endpoint(server.url).pieces([3, 9]) == {3: "<3>", 9: "<9>"}
+        assert endpoint(server.url).pieces([3, 9]) == {3: "<[key]>"}
+
+
+def test_nothing_is_scored_of_nothing():
+    for prompt, response in (([], [1]), ([1], [])):
+        with pytest.raises(ValueError, match="a teacher scores 1 or more behind 1"):
+            StudentSample(np.asarray(prompt, int), np.asarray(response, int))
 
 
 PASSING = (lambda _: (500, b"down"), lambda _: (429, b"busy"), lambda _: (200, b"{"), changed(prompt_logprobs=[None]))
@@ -117,19 +127,33 @@ def test_what_passes_is_asked_for_again(fault):
 
 
 ENTRIES = told([1, 2, 3, 4, 5], 0)
+
+
+def last(token="5", **fields):
+    """An answer whose last token has these fields."""
+    return changed(prompt_logprobs=[*ENTRIES[:-1], {token: fields}])
+
+
 FAULTS = {
     "status": (lambda _: (503, b"down\nfor a while"), 4, "(unavailable): status 503: down for a while"),
     "refused": (lambda _: (400, b"no such model"), 1, "(refused): status 400: no such model"),
     "redirected": (lambda _: (302, b""), 1, "(refused): status 302"),
     "without log-probs": (changed(prompt_logprobs=None), 1, "(refused): its answers have no prompt_logprobs"),
-    "no JSON": (lambda _: (200, b"<html>"), 4, "(bad_reply): the answer has not one choice (not_json)"),
+    "no JSON": (lambda _: (200, b"<html>"), 4, "(bad_reply): the answer cannot be read: not JSON"),
+    "NaN": (last(logprob=math.nan), 4, "(bad_reply): the answer cannot be read: a number that is not finite"),
     "no choice": (lambda _: (200, {"choices": []}), 4, "(bad_reply): the answer has not one choice"),
     "too few": (changed(prompt_logprobs=ENTRIES[:-1]), 4, "(bad_reply): prompt_logprobs are not one per token"),
     "another token": (changed(prompt_logprobs=[*ENTRIES[:-1], {"6": {"logprob": -1}}]), 4, "no entry of the token 5 in its place"),
-    "positive": (changed(prompt_logprobs=[*ENTRIES[:-1], {"5": {"logprob": 0.5}}]), 4, "(bad_reply): a log-prob of 0.5"),
-    "no number": (changed(prompt_logprobs=[*ENTRIES[:-1], {"5": {"logprob": "x"}}]), 4, "(bad_reply): a log-prob of x"),
+    "positive": (last(logprob=0.5), 4, "(bad_reply): a log-prob of 0.5"),
+    "vLLM's minus infinity": (last(logprob=-9999.0), 4, "(bad_reply): a log-prob of -9999"),
+    "below all floats of 32 bits": (last(logprob=-1e300), 4, "(bad_reply): a log-prob of -1e+300"),
+    "null": (last(logprob=None), 4, "(bad_reply): a log-prob that is no number but null"),
+    "no number": (last(logprob="x"), 4, "(bad_reply): a log-prob that is no number but str"),
+    "true": (last(logprob=True), 4, "(bad_reply): a log-prob that is no number but bool"),
     "no object": (changed(prompt_logprobs=[*ENTRIES[:-1], {"5": -1.0}]), 4, "(bad_reply): prompt_logprobs have no entry"),
     "its key": (lambda _: (400, KEY.encode()), 1, "status 400: [key]"),
+    "its key where the message is cut": (lambda _: (400, b"x" * (500 - len(KEY) // 2) + KEY.encode()), 1, "status 400: xxx"),
+    "what a terminal obeys": (lambda _: (400, b"\x1b[31mred\x00\r\n"), 1, "status 400: [31mred"),
 }
 
 
@@ -139,17 +163,19 @@ def test_a_teacher_that_does_not_answer_is_one_line_that_names_its_address(fault
     with StandIn(answer) as server, pytest.raises(TeacherError) as found:
         endpoint(server.url).score([SAMPLE])
     line = str(found.value)
-    assert (message in line, "\n" in line, KEY in line, len(server.asked)) == (True, False, False, attempts), line
+    assert (message in line, line.isprintable(), KEY[:6] in line, len(server.asked)) == (True, True, False, attempts), line
     assert line.startswith(f"the teacher 'big' at {server.url} gave no prompt log-probs")
 
 
 def test_likeliest_tokens_must_be_as_many_as_were_asked_for_and_of_the_vocabulary():
-    certain = told([1, 2, 3, 4, 5], 2)
+    certain, twice = told([1, 2, 3, 4, 5], 2), told([1, 2, 3, 4, 5], 2)
     certain[-1] = {str(token): {"logprob": -0.1} for token in (0, 1, 5)}
+    twice[-1] = {token: {"logprob": -1.5} for token in ("5", "05")}
     for server, vocab_size, message in (
         (StandIn(changed(prompt_logprobs=ENTRIES)), 50, "1 likeliest tokens in place of 2"),
         (StandIn(answered), 1, "the token '1', which the student's vocabulary of 1 has not"),
         (StandIn(changed(prompt_logprobs=certain)), 50, "probabilities of more than 1 together"),
+        (StandIn(changed(prompt_logprobs=twice)), 50, "the token '05', which the student's vocabulary of 50 has not"),
     ):
         with server, pytest.raises(TeacherError, match=message):
             endpoint(server.url, vocab_size=vocab_size).score([SAMPLE], top_k=2)

@@ -11,7 +11,7 @@ from marl_llm.tools._chat_backends import check_key, read_key, redacted
 from marl_llm.tools._http import HttpError, post_json
 from marl_llm.tools.results import FailureKind, ToolResult, failed, success
 from marl_llm.tools.retriever.interface import Hit, Hits, check_request
-from marl_llm.untrusted import Bounds, read_json, valid_text
+from marl_llm.untrusted import Bounds, flatten_text, read_json, valid_text
 
 BOUNDS = Bounds(size=64 << 20, values=4_000_000)  # of an answer
 KEY_ENV = "MARL_LLM_RETRIEVER_KEY"  # of the server that a run asks
@@ -75,7 +75,7 @@ class RetrieverClient:
                     except ValueError as error:
                         kind, message = FailureKind.BAD_REPLY, f"{self.url}: {error}"
                 else:
-                    text = redacted(valid_text(reply.body[:200]), key)
+                    text = flatten_text(redacted(valid_text(reply.body), key), 200)
                     final = 400 <= reply.status < 500 and reply.status not in (408, 429)
                     kind, message = FailureKind.REFUSED if final else FailureKind.UNAVAILABLE, f"{self.url}: {reply.status} {text}"
                     if final:
