@@ -16,11 +16,12 @@ import anyio
 import httpx2
 
 from marl_llm.local_server import is_loopback
-from marl_llm.tools._chat_backends import read_key, redacted
+from marl_llm.tools._chat_backends import HIDDEN, read_key, redacted
 from marl_llm.tools._http import split_url
 from marl_llm.tools._mcp_session import PackageSession, shake_hands
 from marl_llm.tools.mcp_server import MAX_LINE, McpAddress, McpFailure
 from marl_llm.tools.results import FailureKind
+from marl_llm.untrusted import flatten_text, read_json
 
 TIMEOUT_S = 300.0  # of a request that nobody waits for any more; calls have their own deadlines
 FAREWELL_S = 2.0  # to end a session
@@ -60,13 +61,41 @@ class HttpConnection(httpx2.AsyncBaseTransport):
         if kind is not None and request.method == "POST":
             await response.aclose()
             return self._over(request, kind, f"status {status}{': it asks for a key (key_env)' if status == 401 else ''}")
+        session_id = response.headers.get("mcp-session-id", "")
+        if not (session_id.isascii() and session_id.isprintable()):
+            await response.aclose()
+            return self._over(request, FailureKind.BAD_REPLY, "its session id holds characters that no header can send back")
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             await response.aclose()
             return self._over(request, FailureKind.BAD_REPLY, "it compresses its answer, which may unpack to any size")
-        bounded = not response.headers.get("content-type", "").lower().startswith("text/event-stream")
-        return httpx2.Response(
-            status, headers=response.headers, stream=_Body(response.stream, self, bounded), extensions=response.extensions, request=request
-        )
+        bounded = status >= 400 or not response.headers.get("content-type", "").lower().startswith("text/event-stream")
+        stream = _Body(response.stream, self, bounded)
+        if status >= 400 and request.method == "POST":
+            return await self._error(request, response, stream)
+        return httpx2.Response(status, headers=self._headers(response), stream=stream, extensions=response.extensions, request=request)
+
+    def without_key(self, data: bytes) -> tuple[bytes, bytes]:
+        """(bytes without the key, the last ones, with which a key may begin)."""
+        key = (self._key or "").encode()
+        data = data.replace(key, HIDDEN.encode()) if key else data
+        rest = next((size for size in range(len(key) - 1, 0, -1) if data.endswith(key[:size])), 0)
+        return data[: len(data) - rest], data[len(data) - rest :]
+
+    def _headers(self, response: httpx2.Response) -> list[tuple[str, str]]:
+        return [(name, redacted(value, self._key)) for name, value in response.headers.multi_items()]
+
+    async def _error(self, request: httpx2.Request, response: httpx2.Response, stream: _Body) -> httpx2.Response:
+        """An error of the protocol as it stands; any other body says that no server of tools is there, or that it refuses."""
+        status = response.status_code
+        try:
+            body = b"".join([chunk async for chunk in stream])
+        except httpx2.StreamError as error:
+            return self._over(request, FailureKind.UNAVAILABLE, str(error))
+        finally:
+            await response.aclose()
+        if not _is_error(body):
+            return self._over(request, FailureKind.REFUSED, f"status {status}: {flatten_text(body, 100)}")
+        return httpx2.Response(status, headers={"Content-Type": "application/json"}, content=body, request=request)
 
     async def aclose(self) -> None:
         """Closes all connections."""
@@ -91,26 +120,37 @@ class HttpConnection(httpx2.AsyncBaseTransport):
 
 
 class _Body(httpx2.AsyncByteStream):
-    """The bytes of an answer, at most `MAX_LINE` where they are one message."""
+    """The bytes of an answer without the key, at most `MAX_LINE` where they are one message."""
 
     def __init__(self, stream: Any, connection: HttpConnection, bounded: bool):
         self._stream, self._connection, self._bounded = stream, connection, bounded
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
+        size, rest = 0, b""
         try:
             async for chunk in self._stream:
                 size += len(chunk)
                 if self._bounded and size > MAX_LINE:
                     self._connection.note(FailureKind.BAD_REPLY, f"it sent a message of more than {MAX_LINE} bytes")
                     raise httpx2.StreamError("too large")
-                yield chunk
+                text, rest = self._connection.without_key(rest + chunk)
+                if text:
+                    yield text
+            if rest:
+                yield rest
         except (httpx2.TransportError, OSError) as error:
             self._connection.note(FailureKind.UNAVAILABLE, f"{type(error).__name__}: {error}")
             raise httpx2.StreamError("broken") from None
 
     async def aclose(self) -> None:
         await self._stream.aclose()
+
+
+def _is_error(body: bytes) -> bool:
+    """Whether a body is an error of the protocol."""
+    answer = read_json(body).value
+    error = answer.get("error") if isinstance(answer, dict) else None
+    return isinstance(error, dict) and type(error.get("code")) is int
 
 
 @contextlib.asynccontextmanager

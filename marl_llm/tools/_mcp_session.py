@@ -45,25 +45,30 @@ class PackageSession:
         from mcp import MCPError
         from mcp.types import PaginatedRequestParams
 
-        found, params = [], None
+        tools, params = [], None
         while True:
             try:
                 page = await self._asked(self._client.list_tools(params=params))
             except MCPError as error:
                 raise McpFailure(FailureKind.REFUSED, error.message) from None
-            found += [McpTool(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
-            if len(found) > MAX_TOOLS:
+            tools += [McpTool(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
+            if len(tools) > MAX_TOOLS:
                 raise McpFailure(FailureKind.BAD_REPLY, f"it lists more than {MAX_TOOLS} tools")
             if not page.next_cursor or not page.tools:
-                return found
+                return tools
             params = PaginatedRequestParams(cursor=page.next_cursor)
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> McpAnswer:
-        """One call. Raises `McpFailure`."""
-        from mcp import MCPError
+        """One call. Raises `McpFailure`.
 
+        The package's own `call_tool` would check the result against the server's schema: a pattern in that can hold up the whole program.
+        """
+        from mcp import MCPError
+        from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult
+
+        request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=dict(arguments)))
         try:
-            result = await self._asked(self._client.call_tool(name, dict(arguments)))
+            result = await self._asked(self._client.send_request(request, CallToolResult))
         except MCPError as error:
             return McpAnswer(error.message, is_error=True)
         return McpAnswer(text_of(result.content, result.structured_content), result.is_error)
@@ -78,13 +83,12 @@ class PackageSession:
     async def _asked(self, answer: Any) -> Any:
         """What is awaited. Raises `McpFailure` for what cannot be read, and the package's `MCPError` for a server's own error."""
         from mcp import MCPError
-        from mcp.types import CONNECTION_CLOSED
 
         try:
             return await answer
         except MCPError as error:
-            if self.ended.is_set() or error.code == CONNECTION_CLOSED:
-                raise self._connection.failure(error.message) from None
+            if (failure := _failure_of(error, self._connection)) is not None:
+                raise failure from None
             raise
         except (ValueError, TypeError, RuntimeError, RecursionError) as error:  # not as its schema, or the protocol's, says
             raise McpFailure(FailureKind.BAD_REPLY, f"{type(error).__name__}: {error}") from None
@@ -94,7 +98,7 @@ class ServerProcess:
     """The process of a server.
 
     Attributes:
-      ended: set when it has closed its output.
+      ended: set when it has closed its output, or its input.
     """
 
     def __init__(self, process: Any):
@@ -122,11 +126,11 @@ class ServerProcess:
                         await messages.send(message)
 
     async def write(self, messages: Any) -> None:
-        """Writes messages to the server."""
-        with contextlib.suppress(*CLOSED):
+        """Writes messages to the server, until it takes no more."""
+        with _setting(self.ended), contextlib.suppress(*CLOSED):
             async with messages:
-                async for one in messages:
-                    await self._process.stdin.send(one.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+                async for sent in messages:
+                    await self._process.stdin.send(sent.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
 
     async def read_errors(self) -> None:
         """Keeps the end of the server's standard error."""
@@ -138,8 +142,10 @@ class ServerProcess:
         """Why there is no answer. The server's own last words say more than the package's `message`."""
         if self._fault:
             return McpFailure(FailureKind.BAD_REPLY, self._fault)
-        said = last_lines(self._said)
-        return McpFailure(FailureKind.CRASH, f"it has ended{f'; its stderr ends: {said}' if said else ''}")
+        if not self.ended.is_set():  # it says itself that the connection is closed
+            return McpFailure(FailureKind.UNAVAILABLE, message)
+        last_words = last_lines(self._said)
+        return McpFailure(FailureKind.CRASH, f"it has ended{f'; its stderr ends: {last_words}' if last_words else ''}")
 
     async def kill(self) -> None:
         """Kills it with its process group."""
@@ -180,10 +186,19 @@ async def shake_hands(connection: McpConnection, received: Any, sent: Any) -> As
         try:
             await client.initialize()
         except MCPError as error:
-            raise connection.failure(error.message) from None
+            raise _failure_of(error, connection) or McpFailure(FailureKind.REFUSED, error.message) from None
         except (ValueError, RuntimeError) as error:
             raise McpFailure(FailureKind.BAD_REPLY, f"{type(error).__name__}: {error}") from None
         yield PackageSession(connection, client)
+
+
+def _failure_of(error: Any, connection: McpConnection) -> McpFailure | None:
+    """What an `MCPError` says of the server or of its answer, which is not the tool's; None for an error of the tool."""
+    from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, PARSE_ERROR
+
+    if connection.ended.is_set() or error.code == CONNECTION_CLOSED:
+        return connection.failure(error.message)
+    return McpFailure(FailureKind.BAD_REPLY, error.message) if error.code in (INVALID_REQUEST, PARSE_ERROR) else None
 
 
 @contextlib.contextmanager
@@ -199,4 +214,4 @@ def text_of(content: Sequence[Any], structured: Any = None) -> str:
     """A result's texts, one below the other; of a result without content its value as JSON."""
     if not content:
         return "" if structured is None else json.dumps(structured, ensure_ascii=False)
-    return "\n".join(one.text if one.type == "text" else f"[{one.type}]" for one in content)
+    return "\n".join(block.text if block.type == "text" else f"[{block.type}]" for block in content)

@@ -22,6 +22,7 @@ from marl_llm.errors import UserError
 from marl_llm.tools._chat_backends import check_key
 from marl_llm.tools.commands import Guard
 from marl_llm.tools.results import FailureKind, ToolResult, failed, success
+from marl_llm.untrusted import flatten_text
 
 START_S = 60.0  # for a server to start and to list its tools
 PING_S = 5.0
@@ -38,7 +39,7 @@ class McpFailure(Exception):
     """A server gave no answer: the kind, and why in one line."""
 
     def __init__(self, kind: FailureKind, message: str):
-        super().__init__(" ".join(message.split())[:MAX_MESSAGE])
+        super().__init__(flatten_text(message, MAX_MESSAGE))
         self.kind = kind
 
 
@@ -217,14 +218,14 @@ class McpServer:
                 try:
                     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 finally:
-                    for one in waits:
-                        one.cancel()
+                    for waiting in waits:
+                        waiting.cancel()
         except Exception as raised:  # of a stranger's program and its protocol: data
             error = raised
             while isinstance(error, ExceptionGroup):  # of the tasks that carry a session
                 error = error.exceptions[0]
-            found = error if isinstance(error, McpFailure) else McpFailure(FailureKind.CRASH, f"{type(error).__name__}: {error}")
-            _fail(session, found)
+            failure = error if isinstance(error, McpFailure) else McpFailure(FailureKind.CRASH, f"{type(error).__name__}: {error}")
+            _fail(session, failure)
         finally:
             _fail(session, McpFailure(FailureKind.DEADLINE, "it did not shake hands in time"))  # it was cancelled
 

@@ -3,9 +3,9 @@
     python -m venv V && V/bin/pip install -e '.[test,mcp]'
     V/bin/python -m pytest -n 0 -s tests/live/mcp_servers.py
 
-What is seen: schemas, answers and refusals of a real server; one that crashes, hangs, answers megabytes, lies about its schema, prints what
-is no message, or is no server at all is a named failure, and the next call is served; no process is left. The same by streamable HTTP,
-where the server of this test is started again once it has ended, as a service is.
+What is seen: schemas, answers and refusals of a real server; one that crashes, hangs, answers megabytes, prints what is no message, refuses
+to shake hands, or is no server at all is a named failure, and the next call is served; its own schema for its answers is not looked at; no
+process is left. The same by streamable HTTP, where the server of this test is started again once it has ended, as a service is.
 """
 
 import asyncio
@@ -66,11 +66,11 @@ else:
     server.run()
 '''
 SERVICE = "import subprocess, sys\nwhile True: subprocess.run([sys.executable, *sys.argv[1:]])"
-# Speaks the protocol by hand, and answers a call of `lie` otherwise than its output schema says.
+# Speaks the protocol by hand, and answers a call of `lie` otherwise than its output schema says, whose pattern takes years to look for.
 LIAR = '''
 import json, sys
 
-SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+SCHEMA = {"type": "object", "properties": {"x": {"type": "string", "pattern": "^(a+)+$"}}, "required": ["x"]}
 TOOL = {"name": "lie", "inputSchema": {"type": "object"}, "outputSchema": SCHEMA}
 for line in sys.stdin:
     asked = json.loads(line)
@@ -81,8 +81,9 @@ for line in sys.stdin:
         version = asked["params"]["protocolVersion"]
         found = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "liar", "version": "1"}}
     elif asked["method"] == "tools/call":
-        found = {"content": [], "structuredContent": {"x": "no"}}
-    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": found}), flush=True)
+        found = {"content": [], "structuredContent": {"x": "a" * 40 + "!"}}
+    answer = {"result": found} if asked["method"] != sys.argv[1] else {"error": {"code": int(sys.argv[2]), "message": "not today"}}
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"]} | answer), flush=True)
 '''
 
 
@@ -127,12 +128,25 @@ def test_a_slow_call_leaves_the_server_to_others(server):
     print(f"\nanswered {time.monotonic() - start:.2f} s after another call's deadline")
 
 
-def test_a_server_that_lies_about_its_schema_cannot_be_read(tmp_path):
+def test_a_servers_schema_for_its_answers_is_not_looked_at(tmp_path):
     (tmp_path / "liar.py").write_text(LIAR)
-    with McpServer([sys.executable, "liar.py"], str(tmp_path)) as server:
+    with McpServer([sys.executable, "liar.py", "never", "0"], str(tmp_path)) as server:
         assert [tool.name for tool in mcp_tools(server)] == ["lie"]
-        failure = call(server, "lie").failure
-    assert (failure.kind, "structured content" in failure.message) == ("bad_reply", True), failure
+        assert call(server, "lie").value.text == f'{{"x": "{"a" * 40}!"}}'
+
+
+def test_errors_of_the_protocol_are_failures_and_those_of_a_tool_are_refusals(tmp_path):
+    (tmp_path / "liar.py").write_text(LIAR)
+    for code, kind in ((-32700, "bad_reply"), (-32600, "bad_reply"), (-32000, "unavailable"), (-32602, None)):
+        with McpServer([sys.executable, "liar.py", "tools/call", str(code)], str(tmp_path)) as server:
+            answer = call(server, "lie")
+        if kind is None:
+            assert (answer.value.text, answer.value.is_error) == ("not today", True)
+        else:
+            assert (answer.failure.kind, answer.failure.message) == (kind, "the MCP server: not today")
+    with McpServer([sys.executable, "liar.py", "initialize", "-32602"], str(tmp_path)) as server:
+        with pytest.raises(WorkflowError, match="liar.py initialize -32602': not today"):
+            mcp_tools(server)
 
 
 def test_what_is_no_server_is_told_in_one_line(tmp_path):
@@ -225,22 +239,19 @@ def test_an_address_without_a_server_is_told_in_one_line():
     assert "\n" not in str(found.value)
 
 
-LIAR_AT_ADDRESS = """
+MUTE_AT_ADDRESS = """
 import http.server, json, sys
-
-SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
-TOOL = {"name": "lie", "inputSchema": {"type": "object"}, "outputSchema": SCHEMA}
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        found = {"tools": [TOOL]}
+        found = {"tools": [{"name": "mute", "description": self.headers["Authorization"], "inputSchema": {"type": "object"}}]}
         if asked["method"] == "initialize":
             version = asked["params"]["protocolVersion"]
-            found = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "liar", "version": "1"}}
-        elif asked["method"] == "tools/call":
-            found = {"content": [], "structuredContent": {"x": "no"}}
+            found = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "mute", "version": "1"}}
         body = json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": found}).encode() if "id" in asked else b""
+        if asked["method"] == "tools/call":
+            body = b"{"
         self.send_response(200 if body else 202)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -251,18 +262,19 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_
 """
 
 
-def test_over_http_a_server_that_lies_about_its_schema_cannot_be_read(tmp_path):
-    (tmp_path / "liar.py").write_text(LIAR_AT_ADDRESS)
+def test_over_http_what_is_no_message_cannot_be_read_and_no_key_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOOLS_KEY", "word-nobody-reads")
+    (tmp_path / "mute.py").write_text(MUTE_AT_ADDRESS)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, str(tmp_path / "liar.py"), str(port)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, str(tmp_path / "mute.py"), str(port)], stderr=subprocess.DEVNULL)
     try:
         _wait_for(port)
-        with McpServer(McpAddress(f"http://127.0.0.1:{port}/mcp")) as server:
-            assert [tool.name for tool in mcp_tools(server)] == ["lie"]
-            failure = call(server, "lie").failure
-        assert (failure.kind, "structured content" in failure.message) == ("bad_reply", True), failure
+        with McpServer(McpAddress(f"http://127.0.0.1:{port}/mcp", "TOOLS_KEY")) as server:
+            assert [(tool.name, tool.description) for tool in mcp_tools(server)] == [("mute", "Bearer [key]")]
+            failure = call(server, "mute").failure
+        assert (failure.kind, "Failed to parse JSON" in failure.message) == ("bad_reply", True), failure
     finally:
         process.kill()
         process.wait()

@@ -9,6 +9,7 @@ import gzip
 import http.server
 import json
 import threading
+import time
 
 import httpx2
 import pytest
@@ -22,7 +23,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 class Address:
-    """A server that answers each request as `answer` says: status, headers, body; a body of `None` drops the connection."""
+    """A server that answers each request as `answer` says: status, headers, body or pieces of it; `None` drops the connection."""
 
     def __init__(self):
         self.answer, self.asked = (200, JSON, b"{}"), []
@@ -33,11 +34,16 @@ class Address:
                 stand_in.asked.append((self.command, dict(self.headers)))
                 status, headers, body = stand_in.answer
                 self.send_response(status)
-                for name, value in ({"Content-Length": "2" if body is None else str(len(body))} | headers).items():
+                pieces = [b"x"] if body is None else [body] if isinstance(body, bytes) else body
+                size = sum(map(len, pieces)) + (body is None)
+                for name, value in ({"Content-Length": str(size)} | headers).items():
                     self.send_header(name, value)
                 self.end_headers()
                 with contextlib.suppress(OSError):
-                    self.wfile.write(b"x" if body is None else body)
+                    for piece in pieces:
+                        self.wfile.write(piece)
+                        self.wfile.flush()
+                        time.sleep(0.02 * (len(pieces) > 1))  # so that they come one by one
                 self.close_connection = True
 
             do_GET = do_DELETE = do_POST
@@ -94,6 +100,11 @@ def test_an_answer_within_the_bound_passes(address):
         ((404, JSON, b'{"jsonrpc": "2.0"}'), "unavailable", "status 404"),
         ((429, {}, b""), "rate_limited", "status 429"),
         ((502, {}, b"<html>"), "unavailable", "status 502"),
+        ((400, {}, b"<html>\x1b[31m"), "refused", "status 400: <html> [31m"),
+        ((410, JSON, b'{"detail": "gone"}'), "refused", "status 410: {"),
+        ((400, {"Content-Type": "text/event-stream"}, b"x" * (MAX_LINE + 1)), "bad_reply", "more than"),
+        ((200, JSON | {"Mcp-Session-Id": "\xfc"}, b"{}"), "bad_reply", "its session id holds characters"),
+        ((200, JSON | {"Mcp-Session-Id": "a\tb"}, b"{}"), "bad_reply", "its session id holds characters"),
     ],
 )
 def test_what_is_no_answer_ends_the_session_by_name(address, answer, kind, message):
@@ -117,15 +128,33 @@ def test_an_address_where_nobody_is_and_the_packages_own_reasons_are_named():
         assert connection.failure().kind == kind, "the first reason counts"
 
 
+def test_an_error_of_the_protocol_passes_at_any_status(address):
+    body = b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32602, "message": "no such tool"}}'
+    address.answer = 400, JSON, body
+    found, connection = ask(address.url)
+    assert (found, connection.ended.is_set()) == ((400, body), False)
+
+
+def test_a_key_that_a_server_repeats_is_left_out_of_its_answer(address, monkeypatch):
+    monkeypatch.setenv("TOOLS_KEY", "word-nobody-reads")
+    for kind in ("application/json", "text/event-stream"):
+        address.answer = 200, {"Content-Type": kind}, [b"you: word-", b"nobody-reads, word-", b"nobody"]
+        assert ask(address.url, key_env="TOOLS_KEY")[0] == (200, b"you: [key], word-nobody")
+        assert ask(address.url)[0] == (200, b"you: word-nobody-reads, word-nobody")
+
+
 def test_no_stream_of_what_the_server_says_unasked_is_opened(address):
     assert ask(address.url, "GET")[0][0] == 405
     assert address.asked == []
 
 
-def test_redirects_are_handed_on_as_they_are(address):
-    address.answer = 302, {"Location": "http://127.0.0.1:1/elsewhere"}, b""
-    found, connection = ask(address.url)
-    assert (found[0], len(address.asked), connection.ended.is_set()) == (302, 1, False)
+def test_redirects_are_handed_on_without_the_key(address, monkeypatch):
+    monkeypatch.setenv("TOOLS_KEY", "word-nobody-reads")
+    address.answer = 302, {"Location": "http://127.0.0.1:1/word-nobody-reads"}, b""
+    connection = HttpConnection(McpAddress(address.url, "TOOLS_KEY"))
+    response = asyncio.run(connection.handle_async_request(httpx2.Request("POST", address.url)))
+    assert (response.status_code, len(address.asked), connection.ended.is_set()) == (302, 1, False)
+    assert response.headers["location"] == "http://127.0.0.1:1/[key]"
 
 
 def test_the_key_is_read_from_the_environment_and_stands_in_no_message(address, monkeypatch):
