@@ -4,15 +4,13 @@ The package `mcp` speaks over it; tests/live/mcp_servers.py has both together.
 """
 
 import asyncio
-import contextlib
 import gzip
-import http.server
 import json
-import threading
 import time
 
 import httpx2
 import pytest
+from http_stand_in import HttpStandIn, send
 
 from marl_llm.tools._mcp_http import HttpConnection
 from marl_llm.tools.mcp_server import MAX_LINE, McpAddress, McpError, McpServer
@@ -22,45 +20,23 @@ from marl_llm.workflows import WorkflowError, mcp_tools
 JSON = {"Content-Type": "application/json"}
 
 
-class Address:
+class Address(HttpStandIn):
     """A server that answers each request as `answer` says: status, headers, body or pieces of it; `None` drops the connection."""
 
     def __init__(self):
+        super().__init__("/mcp")
         self.answer, self.asked = (200, JSON, b"{}"), []
-        stand_in = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self):
-                stand_in.asked.append((self.command, dict(self.headers)))
-                status, headers, body = stand_in.answer
-                self.send_response(status)
-                pieces = [b"x"] if body is None else [body] if isinstance(body, bytes) else body
-                size = sum(map(len, pieces)) + (body is None)
-                for name, value in ({"Content-Length": str(size)} | headers).items():
-                    self.send_header(name, value)
-                self.end_headers()
-                with contextlib.suppress(OSError):
-                    for piece in pieces:
-                        self.wfile.write(piece)
-                        self.wfile.flush()
-                        time.sleep(0.02 * (len(pieces) > 1))  # so that they come one by one
-                self.close_connection = True
-
-            do_GET = do_DELETE = do_POST
-
-            def log_message(self, format, *args):
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/mcp"
-
-    def __enter__(self):
-        threading.Thread(target=self._server.serve_forever, kwargs=dict(poll_interval=0.01), daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self._server.shutdown()
-        self._server.server_close()
+    def handle(self, handler):
+        self.asked.append((handler.command, dict(handler.headers)))
+        status, headers, body = self.answer
+        first, *others = [b"x"] if body is None else [body] if isinstance(body, bytes) else body
+        size = len(first) + sum(map(len, others)) + (body is None)
+        send(handler, status, first, {"Content-Length": str(size)} | headers)
+        for piece in others:
+            time.sleep(0.02)  # so that they come one by one
+            handler.wfile.write(piece)
+        handler.close_connection = True
 
 
 @pytest.fixture

@@ -1,14 +1,12 @@
 """A teacher behind an endpoint: what it says is read whole, or is a failure of one line that names its address."""
 
-import contextlib
-import http.server
-import json
 import math
 import threading
 import time
 
 import numpy as np
 import pytest
+from http_stand_in import HttpStandIn, read_body, send
 
 from marl_llm.errors import TeacherError
 from marl_llm.tools import teacher_endpoint
@@ -30,43 +28,20 @@ def answered(body):
     return 200, {"choices": [{"text": "", "prompt_logprobs": told(body["prompt"], body["prompt_logprobs"])}]}
 
 
-class StandIn:
+class StandIn(HttpStandIn):
     """A server that answers its requests one after the other as `answers` say, and then with the last of them."""
 
     def __init__(self, *answers):
+        super().__init__()
         self.answers, self.asked, self.keys, self._lock = list(answers), [], [], threading.Lock()
-        stand_in = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with stand_in._lock:
-                    stand_in.asked.append((self.path, body))
-                    stand_in.keys.append(self.headers.get("Authorization"))
-                    answer = stand_in.answers.pop(0) if len(stand_in.answers) > 1 else stand_in.answers[0]
-                status, said = answer(body)
-                said = said if isinstance(said, bytes) else json.dumps(said).encode()
-                with contextlib.suppress(OSError):
-                    self.send_response(status)
-                    self.send_header("Content-Length", str(len(said)))
-                    self.send_header("Location", "/elsewhere/completions")
-                    self.end_headers()
-                    self.wfile.write(said)
-
-            def log_message(self, format, *args):
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
-
-    def __enter__(self):
-        threading.Thread(target=self._server.serve_forever, kwargs=dict(poll_interval=0.01), daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self._server.shutdown()
-        self._server.server_close()
+    def handle(self, handler):
+        body = read_body(handler)
+        with self._lock:
+            self.asked.append((handler.path, body))
+            self.keys.append(handler.headers.get("Authorization"))
+            answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        send(handler, *answer(body), {"Location": "/elsewhere/completions"})
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +68,7 @@ def test_samples_are_asked_for_as_ids_and_read_in_their_order():
     with StandIn(answered) as server:
         other = StudentSample(np.asarray([7]), np.asarray([8]))
         first, second = endpoint(server.url + "/").score([SAMPLE, other], top_k=2)
-    path, body = next(one for one in server.asked if len(one[1]["prompt"]) == 5)
+    path, body = next(asked for asked in server.asked if len(asked[1]["prompt"]) == 5)
     assert (path, body["prompt"], body["prompt_logprobs"], body["max_tokens"]) == ("/v1/completions", [1, 2, 3, 4, 5], 2, 0)
     assert (body["model"], set(server.keys)) == ("big", {f"Bearer {KEY}"})
     np.testing.assert_allclose(first.log_probs, [-1.75, -2, -2.25])

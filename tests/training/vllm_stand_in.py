@@ -4,13 +4,12 @@ What it takes and what it answers was compared with the real one (tests/live/vll
 """
 
 import dataclasses
-import http.server
-import json
 import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from http_stand_in import HttpStandIn, read_body, send
 
 from marl_llm.models import load_pretrained, log_probs
 from marl_llm.sampling import Engine, EngineConfig, Request, SamplingParams
@@ -20,7 +19,7 @@ DRAWING = {"max_tokens", "stop_token_ids", "ignore_eos", "logprobs", "prompt_log
 _score = jax.jit(lambda config, params, ids: log_probs(config, params, ids[None]).log_probs[0], static_argnums=0)
 
 
-class StandIn:
+class StandIn(HttpStandIn):
     """One model behind `url`. What a test may set:
 
     Attributes:
@@ -35,37 +34,19 @@ class StandIn:
     """
 
     def __init__(self, config, params, key=None, identities=None):
+        super().__init__()
         self.engine = Engine({"policy": (config, params)}, jax.random.key(3) if key is None else key, sizes=SIZES)
         self._identities = identities or {}
         self.config, self.params, self.label = config, params, "default"
         self.answers, self.stubborn, self.paused, self.spoil = None, False, False, lambda answer: answer
         self.asked, self.reloads, self._lock = [], [], threading.Lock()
-        stand_in = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self):
-                stand_in._handle(self)
-
-            def log_message(self, format, *args):
-                pass
-
-        class Threads(http.server.ThreadingHTTPServer):
-            daemon_threads, request_queue_size = True, 64
-
-        self._server = Threads(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
-
-    def __enter__(self):
-        threading.Thread(target=self._server.serve_forever, kwargs=dict(poll_interval=0.01), daemon=True).start()
-        return self
 
     def __exit__(self, *_):
-        self._server.shutdown()
-        self._server.server_close()
+        super().__exit__()
         self.engine.close()
 
-    def _handle(self, handler):
-        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+    def handle(self, handler):
+        body = read_body(handler)
         path = handler.path.partition("?")[0]
         with self._lock:
             gone = self.answers == 0
@@ -79,12 +60,7 @@ class StandIn:
             "/inference/v1/generate": self._generate, "/collective_rpc": self._reload, "/reset_prefix_cache": lambda _: {"success": True},
             "/update_weight_version": self._name, "/pause": lambda _: self._pause(True), "/resume": lambda _: self._pause(False),
         }  # fmt: skip
-        status, answer = (200, does[path](body)) if path in does else (404, {"detail": "Not Found"})
-        said = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-        handler.send_response(status)
-        handler.send_header("Content-Length", str(len(said)))
-        handler.end_headers()
-        handler.wfile.write(said)
+        send(handler, *(200, does[path](body)) if path in does else (404, {"detail": "Not Found"}))
 
     def _pause(self, paused):
         self.paused = paused
@@ -111,8 +87,8 @@ class StandIn:
         assert set(p) <= DRAWING, set(p) - DRAWING
         answer = {"model": "policy", "output_mode": "tokens", "prompt_token_ids": prompt if body.get("return_token_ids") else None}
         if "prompt_logprobs" in p:
-            found = np.asarray(_score(self.config, self.params, jnp.asarray(prompt, jnp.int32)))
-            scores = [{str(i): {"logprob": float(x), "rank": 1, "decoded_token": None}} for i, x in zip(prompt[1:], found[1:])]
+            values = np.asarray(_score(self.config, self.params, jnp.asarray(prompt, jnp.int32)))
+            scores = [{str(i): {"logprob": float(x), "rank": 1, "decoded_token": None}} for i, x in zip(prompt[1:], values[1:])]
             answer["prompt_logprobs"] = [None, *scores]
             ids, drawn, finish = [0], [-1.0], "length"
         else:
