@@ -64,6 +64,11 @@ class TrainingRun:
     state: dict = dataclasses.field(default_factory=dict)
     step_end: float = 0.0
 
+    def keep(self) -> None:
+        """Writes a checkpoint of what was learned before a step that failed, unless there is one."""
+        if self.state["step"] not in self.checkpoints.steps():
+            self.save(self.state["step"])
+
     def save(self, step: int) -> None:
         """Writes a checkpoint of what was learned up to a step."""
         state = self.state | {"team": self.team.state()} | self.clock.now()
@@ -222,8 +227,6 @@ def record_sft(run: TrainingRun, step: int, figures: dict[str, float]) -> None:
 
 def train_step(run: TrainingRun, watches: Watches, step: int) -> tuple[dict, Any]:
     """One rollout and one update of each model that trains: the step's figures by name, and its batch."""
-    from marl_llm.tools.teacher_endpoint import TeacherError
-
     config, team = run.config, run.team
     start = time.perf_counter()
     rates, critic_rates = learning_rates(config, team.trained, step, run.state["decay_steps"])
@@ -231,12 +234,7 @@ def train_step(run: TrainingRun, watches: Watches, step: int) -> tuple[dict, Any
     watches.signal.look(step + 1, batch)
     watches.league.look(step + 1, batch.figures)
     played = time.perf_counter()
-    try:
-        updates = team.learn(batch, rates, critic_rates)
-    except TeacherError:  # nothing of this step was learned
-        if step not in run.checkpoints.steps():
-            run.save(step)
-        raise
+    updates = team.learn(batch, rates, critic_rates)
     coach_figures = watches.coach.look_at_drift(step + 1, team.train_coach(batch))
     return step_record(run, watches, batch, updates, (start, played, time.perf_counter())) | coach_figures, batch
 
@@ -297,8 +295,7 @@ def play_step(run: TrainingRun, watches: Watches, step: int) -> Any:
         if config.rollout.max_staleness and after < config.steps and not keeps:  # on policy after a checkpoint, as if resumed
             team.prepare(after, after * tasks, tasks)
     except Exception:
-        if step not in run.checkpoints.steps():
-            run.save(step)
+        run.keep()
         raise
     return batch
 

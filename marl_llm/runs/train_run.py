@@ -13,7 +13,7 @@ import traceback
 from ml_collections import config_dict
 
 from marl_llm.activity import Heartbeat
-from marl_llm.errors import DamagedError
+from marl_llm.errors import DamagedError, TeacherError
 from marl_llm.runs import checks, command, trust
 from marl_llm.runs.building import begins_elsewhere, build_team, hardware_of, sources_of, start_jax, tools_of
 from marl_llm.runs.command import ConfigError, TrainingError
@@ -98,7 +98,7 @@ def train_run(config: config_dict.ConfigDict, workdir: pathlib.Path, launch: Lau
         try:
             stopping = Stopping(checkpoints, again, launch.grace_s)
             with process_log(workdir), stopping as stop, checkpoints, build_team(plan, config, mesh, teachers=teachers) as team:
-                return learn(TrainingRun(plan, config, workdir, team, checkpoints, clock, stop), done if continues else None)
+                return _learn(TrainingRun(plan, config, workdir, team, checkpoints, clock, stop), done if continues else None)
         except Exception as error:
             if (explained := _explain(error, plan, workdir)) is None:
                 raise
@@ -107,9 +107,17 @@ def train_run(config: config_dict.ConfigDict, workdir: pathlib.Path, launch: Lau
             gc.unfreeze()
 
 
+def _learn(run: TrainingRun, done: list[int] | None) -> dict:
+    """See `learn`. A teacher that fails does so before anything of its step is learned: what came before it is kept."""
+    try:
+        return learn(run, done)
+    except TeacherError:
+        run.keep()
+        raise
+
+
 def _explain(error: Exception, plan, workdir: pathlib.Path) -> TrainingError | None:
     """A `TrainingError` of one line, with the traceback in a file; None for an error that says all itself, or is no user's to mend."""
-    from marl_llm.tools.teacher_endpoint import TeacherError
     from marl_llm.training import processes
     from marl_llm.workflows import RolloutError
 
