@@ -61,7 +61,7 @@ FAULTS = {
         "a chunk draws with one key": ("(keys_of_rows, rows.sampling.count + step)", "(keys_of_rows, rows.sampling.count)"),
     },
     (S + "model_runner.py", T + "test_drafting.py"): {
-        "a wrong draft is accepted": ("(step + 1 < a.new) & (said == token)", "(step + 1 < a.new)"),
+        "a wrong draft is accepted": ("(step + 1 < a.new) & (draft == token)", "(step + 1 < a.new)"),
         "a draft is accepted one column late": ("said = jnp.roll(a.tokens.T, -1, axis=0)", "said = a.tokens.T"),
         "an accepted run goes on behind the response's end": ("follows = counts & alive & (step", "follows = counts & (step"),
         "the columns of a draft are drawn with one key": (

@@ -78,7 +78,7 @@ def longest_match(text: Int[np.ndarray, "n"], end: Int[np.ndarray, "m"]) -> tupl
     return (int(places[-1]), length) if length else (0, 0)
 
 
-def copied(ids: Int[np.ndarray, "n"], others: Int[np.ndarray, "m"], most: int) -> Draft | None:
+def copy_draft(ids: Int[np.ndarray, "n"], others: Int[np.ndarray, "m"], most: int) -> Draft | None:
     """Up to `most` tokens from behind the longest match of the end of `ids`, in `ids` itself or in `others`.
 
     A match in `ids` is continued beyond its end by itself: a response that repeats three tokens is drafted as their repetition.
@@ -118,7 +118,7 @@ class Drafter:
         found = {}
         for sequence in running:
             most = min(self.draft_tokens, sequence.request.max_tokens - sequence.drawn - 1)  # one more is drawn in any case
-            draft = copied(sequence.ids[: sequence.size], self._said_of(sequence), most)
+            draft = copy_draft(sequence.ids[: sequence.size], self._said_of(sequence), most)
             if draft is not None:
                 found[sequence] = draft
         return found

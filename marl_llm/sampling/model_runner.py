@@ -212,7 +212,8 @@ def verify(
     steps, as `decoded_layout` says. `given` is an `Admission`; the others are those of `decode`.
 
     At each position the token is drawn with the key that it has without a draft. The first of them always counts, and a further one while
-    what was drawn before it is what the draft says (`accepted`). So a draft changes how many tokens are drawn at once, and none of them.
+    what was drawn before it is what the draft says (`accept_drafts`). So a draft changes how many tokens are drawn at once, and none of
+    them.
     """
     a: Admission = _given(given, layout, mesh)
     model, variables = served_decoder(config, params)
@@ -225,28 +226,28 @@ def verify(
     settings = jax.tree.map(lambda x: jnp.repeat(x, columns), a.sampling.settings)
     drawn = sample_token(logits, keys, settings, truncates, width)
     drawn = jax.tree.map(lambda x: x.reshape(n, columns, *x.shape[1:]).swapaxes(0, 1), drawn)
-    where, state, alive = accepted(drawn.token, a, rules)
+    where, state, alive = accept_drafts(drawn.token, a, rules)
     return _entered(pages, layers, a, drawn.token[0]), packed(Decoded(Chunk(drawn, where), state, alive))
 
 
-def accepted(
+def accept_drafts(
     drawn: Int[Array, "L n"], a: Admission, rules: Rules
 ) -> tuple[Bool[Array, "L n"], Int[Array, "n"], Bool[Array, "n"]]:
     """Which tokens that were drawn behind rows of drafts count, the state of each row's stop rule behind the last, and whether it goes on.
 
     Exact-match verification: a column counts if the one before it does, drew what this column's token says, and did not end the response.
     """
-    def one(carry, column):
+    def accept_column(carry, column):
         counts, state, alive = carry
-        token, said, step = column
+        token, draft, step = column
         state = jnp.where(counts, rules.next(state, token), state)
         alive = jnp.where(counts, ~rules.ends[state] & (a.sampling.count + step + 1 < a.sampling.budget), alive)
-        follows = counts & alive & (step + 1 < a.new) & (said == token)
+        follows = counts & alive & (step + 1 < a.new) & (draft == token)
         return (follows, state, alive), counts
 
-    said = jnp.roll(a.tokens.T, -1, axis=0)  # the draft's token for what a column draws
+    drafts = jnp.roll(a.tokens.T, -1, axis=0)  # the draft's token for what a column draws
     every = jnp.ones(a.new.shape, bool)
-    (_, state, alive), where = jax.lax.scan(one, (every, a.sampling.state, every), (drawn, said, jnp.arange(drawn.shape[0])))
+    (_, state, alive), where = jax.lax.scan(accept_column, (every, a.sampling.state, every), (drawn, drafts, jnp.arange(drawn.shape[0])))
     return where, state, alive
 
 

@@ -12,7 +12,7 @@ from test_engine import CONFIG, ROOT, SIZES, TOKENIZER, assert_same, plain, rand
 
 from marl_llm.models import init_params
 from marl_llm.sampling import Engine, EngineConfig, Request, SamplingParams, stop_rule
-from marl_llm.sampling.drafting import NO_TOKEN, Draft, Drafter, copied, expected_tokens, longest_match
+from marl_llm.sampling.drafting import NO_TOKEN, Draft, Drafter, copy_draft, expected_tokens, longest_match
 from marl_llm.sampling.sequences import SequenceState
 
 K = 3  # one program verifies
@@ -244,7 +244,7 @@ def test_a_draft_is_copied_from_the_prompt_the_response_or_what_was_said_of_the_
     other = sequence_of((9, 9, 22, 23), 1, seed=(4, 7))
     assert drafter.drafts([other])[other].tokens.tolist() == [24, 25]  # to the end of that response, not into the next
     assert drafter.drafts([sequence_of((9, 9, 22, 23), 1, seed=(4, 8))]) == {}  # of another task
-    assert copied(other.ids[:4], np.asarray([22, 23, NO_TOKEN], np.int32), 4) is None
+    assert copy_draft(other.ids[:4], np.asarray([22, 23, NO_TOKEN], np.int32), 4) is None
 
 
 def test_what_was_said_is_kept_of_the_latest_tasks_and_tokens(monkeypatch):
