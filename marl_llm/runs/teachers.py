@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ml_collections import config_dict
 
 from marl_llm import hints
+from marl_llm.errors import TeacherError
 from marl_llm.models import ModelConfig
 from marl_llm.runs import trust
 from marl_llm.runs.command import ConfigError
@@ -201,8 +202,8 @@ def _source_of_endpoint(key: str, role: str, section: config_dict.ConfigDict, vo
     from marl_llm.tools.teacher_endpoint import TeacherEndpoint, TeacherServer
     from marl_llm.training import processes
 
-    if processes.number() > 1:
-        raise ValueError(f"a teacher behind an endpoint needs one process, and here are {processes.number()}: all would ask it")
+    if processes.count() > 1:
+        raise ValueError(f"a teacher behind an endpoint needs one process, and here are {processes.count()}: all would ask it")
     server = TeacherServer(section.url, section.model or role, section.key_env, section.timeout_s or TeacherServer.timeout_s)
     return EndpointSource(key, TeacherEndpoint(server, vocab_size))
 
@@ -249,7 +250,6 @@ def _check_vocabulary(source: TeacherSource | EndpointSource, student: str, own:
     """Raises `ConfigError` where an id of the student means another thing to the teacher, or nothing. Rows that pad a teacher's vocabulary
     may be more than the student's. An endpoint is asked for its last id and for the texts of a few."""
     from marl_llm.text.vocabularies import vocabulary_difference
-    from marl_llm.tools.teacher_endpoint import TeacherError
 
     needed = "; a teacher scores the very ids that the student samples, so both need one vocabulary"
     if isinstance(source, EndpointSource):

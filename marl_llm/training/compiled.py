@@ -21,6 +21,7 @@ from marl_llm.games import Competitive, Game, speaking_order, split_index
 from marl_llm.models import SAMPLE, param_shardings
 from marl_llm.rollout import Player, model_player, scripted_player
 from marl_llm.sampling import SamplingParams
+from marl_llm.training import processes
 from marl_llm.training.batch import Batch, from_pool
 from marl_llm.training.league import League, LeagueMatch, LeagueOptions, league_conflict, learning_samples
 from marl_llm.training.learner import PROGRAMS, ModelSpec
@@ -78,7 +79,7 @@ class CompiledTeam(Team):
         if type(game).__hash__ is None:
             raise WorkflowError(f"{game.name} has no hash, for its options may change: make it a frozen dataclass (frozen=True)")
         league = league or LeagueOptions()
-        if why := league_conflict(league, roles=len(self.roles), refills=refills):
+        if why := league_conflict(league, roles=len(self.roles), refills=refills, processes=processes.count()):
             raise WorkflowError(f"league.{why}")
         self.league = League(league, seed, isinstance(game, Competitive)) if league.keep else None
         self.game, self.script = game, tuple(sorted((script or {}).items()))

@@ -59,9 +59,12 @@ class LeagueOptions:
         return cls(**{field.name: section[field.name] for field in dataclasses.fields(cls)})
 
 
-def league_conflict(league: LeagueOptions, *, roles: int, tasks: int | None = None, hosted: bool = False, refills: int = 0) -> str:
+def league_conflict(
+    league: LeagueOptions, *, roles: int, tasks: int | None = None, hosted: bool = False, refills: int = 0, processes: int = 1
+) -> str:
     """Why a league cannot be had beside these; empty if it can, and where there is none. `tasks` of a step; None: not known yet."""
     reasons = (
+        (processes > 1, f"a league plays in one process, and this run has {processes}; start it without --distributed"),
         (hosted, "hosted play has no league; play a value-state game compiled (hosted=False)"),
         (roles < 2, "the game has one role, whose past selves have nobody to play with"),
         (refills, "refills replace single tasks, and a match keeps its own; use one of them"),

@@ -131,6 +131,11 @@ def number() -> int:
     return _state().process_id
 
 
+def count() -> int:
+    """Of this run's processes, without a look at the devices."""
+    return _state().num_processes
+
+
 def spans(mesh: Mesh) -> bool:
     """Whether a mesh has devices of several processes."""
     return len({device.process_index for device in mesh.devices.flat}) > 1

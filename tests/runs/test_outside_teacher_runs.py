@@ -13,7 +13,7 @@ from marl_llm.serving import ChatServer, policy_answers
 from marl_llm.text import ByteTokenizer
 from marl_llm.tools import teacher_endpoint
 from marl_llm.tools.chat import ChatReply
-from marl_llm.training import Checkpoints
+from marl_llm.training import Checkpoints, processes
 from marl_llm.workflows import PlainText
 
 TOKENIZER = ml.make_game("joint_letter", letters=3).tokenizer
@@ -79,7 +79,7 @@ def test_a_teacher_that_dies_in_the_middle_is_named_and_the_same_command_goes_on
     assert_equal(params_of(tmp_path / "broken"), params_of(tmp_path / "whole"))
 
 
-def test_an_endpoint_that_cannot_teach_is_refused_in_one_line_before_a_directory_is_made(answers, tmp_path):
+def test_an_endpoint_that_cannot_teach_is_refused_in_one_line_before_a_directory_is_made(answers, tmp_path, monkeypatch):
     bytes_alone = policy_answers(answers.engine, "first", PlainText(ByteTokenizer(), (1,)), max_prompt=32, max_tokens=8)
     for model, message in (
         (lambda *_: ChatReply("x"), r"gave no prompt log-probs \(refused\): status 400: .*scores no prompts"),
@@ -90,5 +90,8 @@ def test_an_endpoint_that_cannot_teach_is_refused_in_one_line_before_a_directory
         assert str(found.value).startswith(f"config.teachers.first.url='{server.url}'")
         assert "\n" not in str(found.value)
     with pytest.raises(ConfigError, match=r"gave no prompt log-probs \(unavailable\)"):
+        train(tmp_path / "run", server.url)
+    monkeypatch.setattr(processes._state(), "num_processes", 2)
+    with pytest.raises(ConfigError, match="needs one process, and here are 2: all would ask it"):
         train(tmp_path / "run", server.url)
     assert not (tmp_path / "run").exists()

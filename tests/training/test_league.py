@@ -17,6 +17,7 @@ from marl_llm.runs.measuring import LeagueWatch
 from marl_llm.training import Checkpoints, LearnerOptions, ModelSpec, Sweep, make_mesh, make_optimizer, make_team
 from marl_llm.training.checkpoints import abstract
 from marl_llm.training.league import League, LeagueMatch, LeagueOptions, league_conflict
+from marl_llm.training.placement import parts_of, split_evenly
 from marl_llm.training.sweep import SweepError
 from marl_llm.workflows import Assignment, WorkflowError
 
@@ -28,13 +29,15 @@ SHAPE = ModelConfig(
 E = 8
 
 
-def team(league, shared=True, lora=None, seed=0):
+def team(league, shared=True, lora=None, seed=0, split=False):
     roles = {"first": "x", "second": "x" if shared else "y"}
     params = jax.tree.map(lambda x: 0.1 * x, init_params(SHAPE, jax.random.key(1)))  # nearly uniform: many words are actions
     spec = ModelSpec(SHAPE, params, lora=lora)
     options = LearnerOptions(RECIPE, make_optimizer(), row_tokens=64, minibatch=8)
     models = dict.fromkeys(dict.fromkeys(roles.values()), spec)
-    return make_team(HIGHER, Assignment(roles), models, options, make_mesh(1), seed=seed, league=league)
+    mesh = make_mesh(2 if split else 1)
+    parts = parts_of(split_evenly(models, 2), models, mesh) if split else None
+    return make_team(HIGHER, Assignment(roles), models, options, mesh, seed=seed, league=league, parts=parts)
 
 
 LEAGUE = LeagueOptions(keep=2, every=2, matches=4, share=0.75)
@@ -146,6 +149,18 @@ def test_matches_without_past_selves_are_what_a_team_without_a_league_plays(monk
         assert {name: found.figures[name] for name in expected.figures} == pytest.approx(expected.figures)
 
 
+def test_models_with_devices_of_their_own_meet_the_same_past_selves():
+    with team(LEAGUE, shared=False) as one, team(LEAGUE, shared=False, split=True) as split:
+        for step in range(3):
+            figures = one_step(one, step)[0].figures
+            assert one_step(split, step)[0].figures == pytest.approx(figures, abs=1e-5)
+        assert one.league.state() == split.league.state()
+        stored, there = jax.device_get(one.policies()["y.past0"].params), split.policies()["y.past0"].params
+        assert {device.id for x in jax.tree.leaves(there) for device in x.devices()} == {1}
+        for a, b in zip(jax.tree.leaves(stored), jax.tree.leaves(there), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-6)
+
+
 def test_a_run_that_is_resumed_ends_with_equal_bytes(tmp_path):
     with team(LEAGUE, shared=False) as one:
         for step in range(3):
@@ -186,6 +201,7 @@ def test_what_a_league_cannot_be_had_with_is_refused_in_one_line():
     keep = LeagueOptions(keep=1, matches=3)
     for beside, why in (
         (dict(roles=2, hosted=True), "hosted"), (dict(roles=1), "one role"), (dict(roles=2, refills=1), "refills"),
+        (dict(roles=2, processes=2), "plays in one process, and this run has 2"),
         (dict(roles=2, tasks=8), "do not divide into matches=3"),
     ):  # fmt: skip
         assert why in league_conflict(keep, **beside)
