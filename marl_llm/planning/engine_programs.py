@@ -25,7 +25,7 @@ from marl_llm.models.pages import by_kernel, entries_at_once, touched
 from marl_llm.models.serving import serving_copy
 from marl_llm.models.sharding import spec_for
 from marl_llm.planning.program_costs import ProgramText, text_of
-from marl_llm.sampling.model_runner import Admission, Row, Rules, admit, decode, init_pages, page_bytes
+from marl_llm.sampling.model_runner import Admission, Row, Rules, admit, decode, init_pages, page_bytes, verify
 from marl_llm.sampling.pool import Node
 from marl_llm.sampling.requests import Request
 from marl_llm.sampling.scheduler import PIECE, PROGRAM_TOKENS
@@ -44,7 +44,8 @@ class EnginePrograms:
     """What a scheduler of the engine runs.
 
     Attributes:
-      lowered: by name: `decode` (a chunk, all slots running), `admit` (pieces of long prompts behind their beginnings), `swap`.
+      lowered: by name: `decode` (a chunk, all slots running), `admit` (pieces of long prompts behind their beginnings), `verify` (a
+        step of all slots with drafts, where there are any), `swap`.
       groups: prompts with their responses that decode at a time on each device that rows are split over, half way through, as many as
         slots and pages hold. blocks: how often a layer gathers pages then, for each of a step's lists; `()` where a kernel reads them.
       fetched: bytes that a layer's kernel reads. layers: of the model.
@@ -167,11 +168,16 @@ def engine_programs(
     longest_piece = sizes.piece or PIECE.get(platform(), 512)
     piece = min(longest_piece, bucket(sizes.prompt_tokens, 8))
     b = max(1, min(sizes.admit, max(2 * longest_piece, PROGRAM_TOKENS) // piece))
-    n, room = parts * b, bucket(longest)
-    prefilling = Admission(
-        i32(n, piece), i32(n), i32(parts, b, room), i32(parts, b), i32(parts, b), i32(parts, b, touched(page, piece)), draws(n)
-    )
-    low["admit"] = admit.lower(config, served, pages, **given(prefilling), rules=rules, root=root, fresh=False, **plain)
+    room = bucket(longest)
+
+    def entering(rows, columns):
+        n = parts * rows
+        each = i32(n, columns), i32(n), i32(parts, rows, room), i32(parts, rows), i32(parts, rows)
+        return given(Admission(*each, i32(parts, rows, touched(page, columns)), draws(n)))
+
+    low["admit"] = admit.lower(config, served, pages, **entering(b, piece), rules=rules, root=root, fresh=False, **plain)
+    if sizes.draft_tokens:
+        low["verify"] = verify.lower(config, served, pages, **entering(s, sizes.draft_tokens + 1), rules=rules, root=root, **plain)
     low["swap"] = swap
     return EnginePrograms(low, groups, blocks, fetched, config.layers, per_device(pages), per_device(served))
 
@@ -226,9 +232,9 @@ def engine_figures(
     Args:
       branches: responses to each prompt. whole: compile all layers. The others: see `engine_programs`.
 
-    Returns bytes: `decode`, `admit` and `swap` (temporary, and results that are new), `pool`, `copy`, `read` of a decode step (not of
-    GPUs), `needed` of it (the weights once, a prompt's cache once for all its branches), `gathered` (of weights in the decode loop), and
-    `layers` compiled.
+    Returns bytes: `decode`, `admit`, `verify` (with drafts) and `swap` (temporary, and results that are new), `pool`, `copy`, `read` of a
+    decode step (not of GPUs), `needed` of it (the weights once, a prompt's cache once for all its branches), `gathered` (of weights in the
+    decode loop), and `layers` compiled.
     """
     depths = (config.layers,) if whole or config.layers < 3 else (1, 2)
     found = []

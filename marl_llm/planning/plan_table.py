@@ -70,8 +70,9 @@ def measured_lines(out: dict) -> list[str]:
     lines = []
     if "engine" in out:
         e = out["engine"]
-        at = ", ".join(f"{name} {out['moments'][name] / 2**30:.2f}" for name in ("decode", "admit", "swap"))
-        lines.append(f"  peak while the engine runs, GiB: {at}")
+        names = [name for name in ("decode", "admit", "verify", "swap") if name in out["moments"]]
+        peaks = ", ".join(f"{name} {out['moments'][name] / 2**30:.2f}" for name in names)
+        lines.append(f"  peak while the engine runs, GiB: {peaks}")
         gathered = f"weights gathered in its loop: {e['gathered'] / 1e9:.2f} GB"
         if "read" in e:
             lines.append(

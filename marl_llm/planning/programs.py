@@ -119,9 +119,9 @@ class PlanSizes:
       prompt, response: the longest, in tokens.
       hosted: play has an engine, whose copies stay through the update. lora: of the adapters that are trained, or None.
       bases: frozen bases under the adapters. critics: critics that are networks of their own. critic: "own", "head", or None.
-      slots, chunk: of an engine's lane. sft: a run begins with a supervised warm-up. served: devices that share a layer's products in an
-        engine; 0: as in the update. sources: checkpoints or random parameters that the models begin from, each read once. teachers:
-        parameters of all teachers together.
+      max_num_seqs, decode_steps, draft_tokens: of an engine's lane. sft: a run begins with a supervised warm-up. served: devices that
+        share a layer's products in an engine; 0: as in the update. sources: checkpoints or random parameters that the models begin from,
+        each read once. teachers: parameters of all teachers together.
     """
 
     recipe: Any
@@ -140,6 +140,7 @@ class PlanSizes:
     served: int = 0
     sources: int = 1
     teachers: int = 0
+    draft_tokens: int = 0
 
     @property
     def together(self) -> bool:
@@ -177,7 +178,7 @@ def sizes_of(config) -> PlanSizes:
     real = [PRESETS[name].get("vocab_size", 0) for name in presets]  # a published model keeps its vocabulary, whatever the game's is
     shape = dataclasses.replace(next(iter(shapes)), vocab_size=max([next(iter(shapes)).vocab_size, *real]))
     sft = config.sft.steps > 0 and not config.sft.run
-    more = bases, critics, critic, *lane, sft, config.rollout.tensor or 0, sources, teachers
+    more = bases, critics, critic, *lane, sft, config.rollout.tensor or 0, sources, teachers, config.rollout.draft_tokens
     return PlanSizes(resolved.recipe, shape, len(trained), *longest, resolved.hosted, lora, *more)
 
 
@@ -320,9 +321,10 @@ def _moments(out: dict, config, sizes: PlanSizes, shape, total: float | int, mes
     moments = {name: peak + room for name, peak in moments.items()} | {"sampler": resident + room}
     if out["compiled"] and room:
         engine = out["engine"] = _engine(shape, sizes, mesh, room / lanes, whole)
-        moments |= {n: resident + room + engine[n] for n in ("decode", "admit")}
+        names = [name for name in ("decode", "admit", "verify") if name in engine]
+        moments |= {name: resident + room + engine[name] for name in names}
         moments["swap"] = resident + room - more["serving"] / lanes + engine["swap"]  # the old copy is gone before
-        moments["sampler"] = max(moments[n] for n in ("decode", "admit", "swap"))
+        moments["sampler"] = max(moments[n] for n in (*names, "swap"))
     return moments
 
 
@@ -374,7 +376,10 @@ def _engine(shape, sizes: PlanSizes, mesh, budget: float | int, whole: bool) -> 
     from marl_llm.training.mesh import serving_mesh
 
     models = sizes.models if sizes.together else 1
-    lane = EngineConfig(sizes.max_num_seqs * models, sizes.prompt, sizes.response, sizes.decode_steps, admit=min(sizes.max_num_seqs, 16))
+    lane = EngineConfig(
+        sizes.max_num_seqs * models, sizes.prompt, sizes.response, sizes.decode_steps, admit=min(sizes.max_num_seqs, 16),
+        draft_tokens=sizes.draft_tokens,
+    )  # fmt: skip
     with for_platform(mesh.devices.flat[0].platform):
         on = serving_mesh(mesh, sizes.served or None)
         return engine_figures(shape, on, lane, budget, sizes.recipe.group_size, sizes.lora, models, whole, mesh)

@@ -332,6 +332,9 @@ def test_the_engines_programs_are_planned_as_it_calls_them(monkeypatch):
     sizes, mesh = EngineConfig(16, 64, 16, 4, admit=4, page=8), make_mesh(1, 4, 2)
     programs = engine_programs(config, mesh, sizes, 2**20, branches=4)
     assert set(programs.lowered) == {"decode", "admit", "swap"}
+    drafting = engine_programs(config, mesh, dataclasses.replace(sizes, draft_tokens=7), 2**20, branches=4)
+    logits = drafting.lowered["verify"].compile().memory_analysis().temp_size_in_bytes
+    assert logits > 16 / 4 * 8 * config.vocab_size / 2 * 4  # 8 columns of 4 slots on a device, in float32; two devices share the head
     assert programs.groups == 1  # 16 slots over four devices
     assert programs.blocks == (1, 1)
     extrapolated, whole = (engine_figures(config, mesh, sizes, 2**20, 4, whole=x) for x in (False, True))
