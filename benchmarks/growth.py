@@ -22,6 +22,7 @@ import numpy as np
 
 from benchmarks import adapters
 from marl_llm.models import init_params, make_model_config, save_pretrained
+from marl_llm.runs.figures import panels
 
 BASE = {"prompts": 4, "samples": 4, "prompt": 200, "response": 48, "roles": 1}
 AXES = {"tasks": ("prompts", (2, 4, 8, 16)), "prompt": ("prompt", (100, 200, 400, 800)), "response": ("response", (24, 48, 96, 192)),
@@ -49,9 +50,9 @@ def model_at(name: str, folder: pathlib.Path) -> int:
 
 def measured(axis: str, size: int, model: pathlib.Path, sizes: dict[str, int], given: argparse.Namespace) -> dict[str, float | str]:
     """One point: medians over the repetitions, and the least and the most seconds of a whole step."""
-    found = adapters.measure(adapters.options(model=str(model), threads=1, clock="cpu", repeats=given.repeats, **sizes))["ours"]
-    low, high = found["spread"]
-    return {"axis": axis, "size": size} | {cost: found[cost] for cost in COSTS} | {"low": low, "high": high}
+    figures = adapters.measure(adapters.options(model=str(model), threads=1, clock="cpu", repeats=given.repeats, **sizes))["ours"]
+    low, high = figures["spread"]
+    return {"axis": axis, "size": size} | {cost: figures[cost] for cost in COSTS} | {"low": low, "high": high}
 
 
 def read_points(path: pathlib.Path) -> list[dict[str, float | str]]:
@@ -81,30 +82,23 @@ def exponents(points: Sequence[dict[str, float | str]]) -> dict[str, list[float]
     """Per cost the exponent over all points of an axis, and over its two largest."""
     points = sorted(points, key=lambda point: point["size"])
     sizes = [point["size"] for point in points]
-    found = {}
+    fitted = {}
     for cost, name in COSTS.items():
         costs = [point[cost] for point in points]
-        found[name] = [round(exponent(sizes, costs), 2), round(exponent(sizes[-2:], costs[-2:]), 2)]
-    return found
+        fitted[name] = [round(exponent(sizes, costs), 2), round(exponent(sizes[-2:], costs[-2:]), 2)]
+    return fitted
 
 
 def draw(points: Sequence[dict[str, float | str]], axes: Sequence[str], path: pathlib.Path) -> None:
     """The picture: per axis the costs over the size, both logarithmic."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, len(axes), figsize=(3.0 * len(axes), 3.2), layout="constrained", squeeze=False)
-    for panel, axis in zip(panels[0], axes, strict=True):
-        shown = sorted((point for point in points if point["axis"] == axis), key=lambda point: point["size"])
-        for cost, name in COSTS.items():
-            panel.loglog([point["size"] for point in shown], [point[cost] for point in shown], marker="o", label=name)
-        panel.set(xlabel="parameters" if axis == "model" else axis if axis in ("tasks", "roles") else f"tokens of a {axis}")
-    panels[0][0].set_ylabel("seconds; memory in GiB")
-    panels[0][0].legend(fontsize=8)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    with panels(path, 3.0 * len(axes), 3.2, len(axes)) as (_, drawn):
+        for panel, axis in zip(drawn, axes, strict=True):
+            shown = sorted((point for point in points if point["axis"] == axis), key=lambda point: point["size"])
+            for cost, name in COSTS.items():
+                panel.loglog([point["size"] for point in shown], [point[cost] for point in shown], marker="o", label=name)
+            panel.set(xlabel="parameters" if axis == "model" else axis if axis in ("tasks", "roles") else f"tokens of a {axis}")
+        drawn[0].set_ylabel("seconds; memory in GiB")
+        drawn[0].legend(fontsize=8)
 
 
 def main() -> None:
@@ -117,7 +111,7 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     table, axes = given.out / "growth.csv", given.axes.split(",")
-    there = {(point["axis"], point["size"]) for point in read_points(table)}
+    measured_before = {(point["axis"], point["size"]) for point in read_points(table)}
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         for axis in axes:
@@ -126,7 +120,7 @@ def main() -> None:
                 name = "29M" if flag else value
                 parameters = model_at(name, folder)
                 size = value if flag else parameters
-                if (axis, size) not in there:
+                if (axis, size) not in measured_before:
                     sizes = BASE | ({flag: value} if flag else {})
                     add_point(table, measured(axis, size, folder / name, sizes, given))
     points = read_points(table)

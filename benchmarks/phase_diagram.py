@@ -26,6 +26,7 @@ from marl_llm.cli.collect import curve
 from marl_llm.evaluation import over_seeds
 from marl_llm.reporting import read_metrics
 from marl_llm.runs.base import base_config
+from marl_llm.runs.figures import panels
 from marl_llm.runs.sweep_configs import changed_config, sweep_configs
 from marl_llm.runs.sweep_run import train_sweep
 from marl_llm.runs.variants import GRPO, SINGLE, same_samples
@@ -55,37 +56,30 @@ def curves_of(config: Any, out: pathlib.Path, seeds: int) -> list[tuple[list[flo
 
 def cell_of(tokens: float, team: Sequence[tuple], single: Sequence[tuple]) -> dict[str, Any]:
     """One cell of the diagram, of the learning curves of both."""
-    at = {name: [float(np.interp(tokens, *one)) for one in curves] for name, curves in (("team", team), ("single", single))}
-    mean, low, high = over_seeds([a - b for a, b in zip(at["team"], at["single"], strict=True)])
+    successes = {name: [float(np.interp(tokens, *seed)) for seed in curves] for name, curves in (("team", team), ("single", single))}
+    mean, low, high = over_seeds([a - b for a, b in zip(successes["team"], successes["single"], strict=True)])
     better = "team" if low > 0 else "single" if high < 0 else "undecided"
-    means = {name: float(np.mean(values)) for name, values in at.items()}
+    means = {name: float(np.mean(values)) for name, values in successes.items()}
     return dict(tokens=round(tokens), seeds=len(team), **means, difference=mean, low=low, high=high, better=better)
 
 
 def draw(cells: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
     """The picture: a row per side and view of the map, a column per budget, coloured by the difference."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     rows = list(dict.fromkeys(f"{cell['view']} {cell['side']}x{cell['side']}" for cell in cells))
     columns = len(cells) // len(rows)
     grid = np.asarray([cell["difference"] for cell in cells]).reshape(len(rows), columns)
-    drawn, axes = plt.subplots(figsize=(1.4 * columns + 2.0, 0.8 * len(rows) + 1.2), layout="constrained")
     most = max(0.05, float(np.max(np.abs(grid))))
-    image = axes.imshow(grid, cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
-    for number, cell in enumerate(cells):
-        text = f"{cell['difference']:+.2f}\n[{cell['low']:+.2f}, {cell['high']:+.2f}]"
-        weight = "normal" if cell["better"] == "undecided" else "bold"
-        colour = "white" if abs(cell["difference"]) > 0.7 * most else "black"
-        axes.text(number % columns, number // columns, text, ha="center", va="center", fontsize=8, weight=weight, color=colour)
-    tokens = [f"{cell['tokens'] / 1000:.0f}k" for cell in cells[:columns]]
-    axes.set(xticks=range(columns), xticklabels=tokens, yticks=range(len(rows)), yticklabels=rows)
-    axes.set(xlabel="sampled tokens", title="success of the team minus success of one agent")
-    drawn.colorbar(image, ax=axes)
-    drawn.savefig(path, dpi=130)
-    plt.close(drawn)
+    with panels(path, 1.4 * columns + 2.0, 0.8 * len(rows) + 1.2) as (figure, (axes,)):
+        image = axes.imshow(grid, cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
+        for number, cell in enumerate(cells):
+            text = f"{cell['difference']:+.2f}\n[{cell['low']:+.2f}, {cell['high']:+.2f}]"
+            weight = "normal" if cell["better"] == "undecided" else "bold"
+            colour = "white" if abs(cell["difference"]) > 0.7 * most else "black"
+            axes.text(number % columns, number // columns, text, ha="center", va="center", fontsize=8, weight=weight, color=colour)
+        tokens = [f"{cell['tokens'] / 1000:.0f}k" for cell in cells[:columns]]
+        axes.set(xticks=range(columns), xticklabels=tokens, yticks=range(len(rows)), yticklabels=rows)
+        axes.set(xlabel="sampled tokens", title="success of the team minus success of one agent")
+        figure.colorbar(image, ax=axes)
 
 
 def main() -> None:
@@ -99,13 +93,13 @@ def main() -> None:
     for name, default in (("seeds", 4), ("steps", 60), ("budgets", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
     arguments = parser.parse_args()
-    found = {}
+    curves = {}
     for view, side in itertools.product(arguments.views.split(","), map(int, arguments.sides.split(","))):
         configs = [config_of(player, view, side, arguments.steps, arguments.assignment) for player in PLAYERS]
-        found[view, side] = [curves_of(config, arguments.out, arguments.seeds) for config in configs]
-    least = min(tokens[-1] for both in found.values() for curves in both for tokens, _ in curves)
+        curves[view, side] = [curves_of(config, arguments.out, arguments.seeds) for config in configs]
+    least = min(tokens[-1] for both in curves.values() for by_seed in both for tokens, _ in by_seed)
     budgets = np.linspace(0, least, arguments.budgets).tolist()
-    rows = itertools.product(found.items(), budgets)
+    rows = itertools.product(curves.items(), budgets)
     cells = [dict(view=view, side=side) | cell_of(tokens, *both) for ((view, side), both), tokens in rows]
     with (arguments.out / "table.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)

@@ -41,20 +41,27 @@ def band(curves: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.nd
 
 
 @contextlib.contextmanager
-def picture(path: pathlib.Path, x: str, y: str) -> Iterator[Any]:
-    """Axes to draw lines into, which are then written as a PNG."""
+def panels(path: pathlib.Path, width: float, height: float, count: int = 1) -> Iterator[tuple[Any, Any]]:
+    """(figure, axes of `count` panels side by side), in inches, which are then written as a PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    drawn, axes = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
-    yield axes
-    axes.set(xlabel=x, ylabel=y)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    drawn.savefig(path, dpi=130)
-    plt.close(drawn)
+    figure, axes = plt.subplots(1, count, figsize=(width, height), layout="constrained", squeeze=False)
+    yield figure, axes[0]
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+@contextlib.contextmanager
+def picture(path: pathlib.Path, x: str, y: str) -> Iterator[Any]:
+    """Axes to draw lines into, which are then written as a PNG."""
+    with panels(path, 6.4, 3.8) as (_, (axes,)):
+        yield axes
+        axes.set(xlabel=x, ylabel=y)
+        axes.grid(alpha=0.3)
+        axes.legend()
 
 
 def draw_figure(groups: dict[str, list[dict]], figure: str, path: pathlib.Path) -> None:
