@@ -62,7 +62,7 @@ FAULTS = {
     },
     (S + "model_runner.py", T + "test_drafting.py"): {
         "a wrong draft is accepted": ("(step + 1 < a.new) & (draft == token)", "(step + 1 < a.new)"),
-        "a draft is accepted one column late": ("said = jnp.roll(a.tokens.T, -1, axis=0)", "said = a.tokens.T"),
+        "a draft is accepted one column late": ("drafts = jnp.roll(a.tokens.T, -1, axis=0)", "drafts = a.tokens.T"),
         "an accepted run goes on behind the response's end": ("follows = counts & alive & (step", "follows = counts & (step"),
         "the columns of a draft are drawn with one key": (
             "count = a.sampling.count[:, None] + jnp.arange(columns)", "count = a.sampling.count[:, None] + 0 * jnp.arange(columns)"
