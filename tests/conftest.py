@@ -18,6 +18,7 @@ import type_checks  # noqa: E402
 type_checks.install(["marl_llm", "experiments"], CACHE / "checked")
 
 import jax  # noqa: E402
+import pytest  # noqa: E402
 from worker_memory import WorkerMemory  # noqa: E402
 
 from marl_llm.training import compile_quickly  # noqa: E402
@@ -44,3 +45,16 @@ def pytest_collection_finish():
 
 def pytest_runtest_setup():
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a run within a test has raised it
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _runs_draw_no_pictures():
+    """Matplotlib takes 2 s over the pictures of a run. Those that `test_runs`, `test_report` and processes of their own draw are enough."""
+    from marl_llm.viewing import onefile
+
+    def write_page(workdir, pictures=False):
+        return onefile.write_report(workdir, pictures=False)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("marl_llm.viewing.write_report", write_page)
+        yield

@@ -35,6 +35,7 @@ from marl_llm.runs.resolve import resolve  # noqa: E402
 from marl_llm.runs.variants import placed  # noqa: E402
 from marl_llm.tools.retriever import RetrieverServer, open_index  # noqa: E402
 from marl_llm.training import CheckpointError, Checkpoints, HostedTeam, make_mesh  # noqa: E402
+from marl_llm.viewing import onefile  # noqa: E402
 from marl_llm.workflows.replay import replay  # noqa: E402
 from marl_llm.workflows.storage import from_json, read_trajectories  # noqa: E402
 
@@ -74,6 +75,13 @@ def run(config, path, game_dir=None):
     return train_run.train_run(config, path, train_run.Launch("some.py", "", game_dir))
 
 
+def run_and_draw(config, path):
+    """A run with the pictures of its report, which `conftest.py` leaves out."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("marl_llm.viewing.write_report", onefile.write_report)
+        run(config, path)
+
+
 def lines(path):
     return [(record["phase"], record["step"]) for record in read_metrics(path)]
 
@@ -88,7 +96,7 @@ def whole(tmp_path_factory):
     """The smoke variant of a workflow from its first step to its report."""
     path = tmp_path_factory.mktemp("whole") / "run"
     config = config_of("search_parallel.py:smoke", *TINY)
-    run(config, path)
+    run_and_draw(config, path)
     return path, config
 
 
@@ -97,7 +105,7 @@ def letters(tmp_path_factory):
     """A value-state game."""
     path = tmp_path_factory.mktemp("letters") / "run"
     config = config_of("joint_letter.py", *LETTERS)
-    run(config, path)
+    run_and_draw(config, path)
     return path, config
 
 
@@ -107,7 +115,7 @@ def lock(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lock")
     shutil.copytree(OWN, folder / "source")
     config = config_of(f"game.py:{folder}/source/lock.py:Lock", *LOCK)
-    run(config, folder / "run")
+    run_and_draw(config, folder / "run")
     shutil.rmtree(folder / "source")
     return folder / "run", config
 
