@@ -4,8 +4,9 @@
     python -m marl_llm league --runs=runs/a,runs/b,runs/c@200           the newest checkpoint of each run, or the one that is named
 
 Every pair plays the same tasks in every seat. Where seats win and lose the table has Elo with 95 % intervals; where they share one outcome
-its diagonal is self-play and the rest cross-play, with partners that a team was not trained with. The game is that of the first run. Keep
-checkpoints for it with `config.checkpoint.keep`. --output names a CSV file with a line for each pair. Nothing in a run is changed.
+its diagonal is self-play and the rest cross-play, with partners that a team was not trained with, and the means of both have 95 % intervals
+over tasks. The game is that of the first run. Keep checkpoints for it with `config.checkpoint.keep`. --output names a CSV file with a line
+for each pair. Nothing in a run is changed.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ def main(argv) -> None:
             csv.writer(file).writerows(csv_rows(found))
     head, *rows = table_rows(found)
     print("\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)))
-    if means := found.means():
-        print(f"self-play {means['self_play']:.3f}, cross-play {means['cross_play']:.3f}")
+    for name, (mean, low, high) in found.means().items():
+        print(f"{name.replace('_', '-')} {mean:.3f} [{low:.3f}, {high:.3f}]")
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ GAMES = {
     "plan_path": "marl_llm.games.plan_path:PlanPath",
     "joint_letter": "marl_llm.games.joint_letter:JointLetter",
     "matrix": "marl_llm.games.matrix:MatrixGame",
+    "hints": "marl_llm.games.hints:Hints",
     "sokoban": "marl_llm.games.sokoban:Sokoban",
     "sudoku": "marl_llm.games.sudoku:Sudoku",
     **{name: f"marl_llm.games.{module}:{name}" for name, module in ENVIRONMENTS.items()},

@@ -30,6 +30,7 @@ class CrossPlay:
       wins, draws: `[N, N]` episodes that the row's player won against the column's, and that they drew; of a shared outcome, zeros.
       score: `[N, N]` mean result of the row's player: 1 won, 1/2 drawn, 0 lost, or the outcome that both share. NaN on the diagonal of a
         competitive game. plays: `[N, N]` episodes that count.
+      by_task: of a shared outcome, task -> the outcomes of all its episodes, in self-play and in cross-play.
     """
 
     players: tuple[str, ...]
@@ -38,6 +39,7 @@ class CrossPlay:
     draws: Float[np.ndarray, "N N"]
     score: Float[np.ndarray, "N N"]
     plays: Float[np.ndarray, "N N"]
+    by_task: tuple[dict[int, list[float]], dict[int, list[float]]]
 
     def ratings(self) -> Ratings | None:
         """Elo with 95 % intervals; None where seats share their outcome."""
@@ -45,10 +47,21 @@ class CrossPlay:
 
         return elo_ratings(self.wins, self.draws) if self.competitive else None
 
-    def means(self) -> dict[str, float]:
-        """Self-play and cross-play: the mean of the diagonal, and of all else; of a shared outcome."""
+    def means(self) -> dict[str, tuple[float, float, float]]:
+        """Of a shared outcome, self-play and cross-play: the mean of the diagonal, and of all else, with the ends of its 95 % interval.
+
+        The interval is clustered by task (`marl_llm.evaluation.intervals.clustered`): these players, on other tasks.
+        """
+        from marl_llm.evaluation.intervals import clustered
+
+        if self.competitive:
+            return {}
         diagonal = np.eye(len(self.players), dtype=bool)
-        return {} if self.competitive else {"self_play": float(self.score[diagonal].mean()), "cross_play": float(self.score[~diagonal].mean())}
+        cells = {"self_play": diagonal, "cross_play": ~diagonal}
+        return {
+            name: (float(self.score[where].mean()), *clustered(list(outcomes.values())))
+            for (name, where), outcomes in zip(cells.items(), self.by_task)
+        }
 
 
 def result_of(outcome: Outcome, role: str) -> float | None:
@@ -70,7 +83,7 @@ def cross_play(team: Any, players: dict[str, str], split: str, tasks: int, tempe
     if size < 2 or len(team.roles) < 2:
         raise ConfigError(f"cross-play needs two players and two roles; here are {size} and {len(team.roles)}")
     wins, draws, totals, plays = np.zeros((4, size, size))
-    competitive = False
+    competitive, by_task = False, ({}, {})
     for i, j in itertools.product(range(size), repeat=2):
         if len(team.roles) == 2 and i > j:
             continue  # seats are swapped below: the pair was played
@@ -84,7 +97,9 @@ def cross_play(team: Any, players: dict[str, str], split: str, tasks: int, tempe
                 wins[i, j] += won
                 wins[j, i] += len(results) - won - drawn
                 draws[i, j] = draws[j, i] = draws[i, j] + drawn
-            scores = [outcome.score for outcome in played] if not competitive else results
+            scores = results if competitive else [outcome.team.get("outcome", outcome.score) for outcome in played]
+            for outcome, score in zip(played, scores):
+                by_task[i != j].setdefault(outcome.task, []).append(score)
             totals[i, j] += sum(scores)
             plays[i, j] += len(scores)
             if i != j:
@@ -94,7 +109,7 @@ def cross_play(team: Any, players: dict[str, str], split: str, tasks: int, tempe
         score = totals / plays
     if competitive:
         np.fill_diagonal(score, np.nan)
-    return CrossPlay(names, competitive, wins, draws, score, plays)
+    return CrossPlay(names, competitive, wins, draws, score, plays, by_task)
 
 
 def spread_steps(steps: Sequence[int], most: int) -> list[int]:

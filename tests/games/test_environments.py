@@ -311,7 +311,7 @@ def test_every_world_says_its_options_and_none_is_left_out_above():
     files |= {"function_problems", "notes", "writing", "tiny_pipeline", "data_pipeline", "chain_maths", "math_chat"}
     files |= {"reasoning_gym", "textarena", "openenv", "library_questions"}  # tests/games/test_external.py, test_openenv.py, and its own
     workflows = {*GENERATED, *files, "plan_path_text", "plan_path_programs", "sokoban_text", "sudoku_text"}
-    assert set(GAMES) == {"plan_path", "joint_letter", "matrix", "sokoban", "sudoku", *workflows}
+    assert set(GAMES) == {"plan_path", "joint_letter", "matrix", "hints", "sokoban", "sudoku", *workflows}
     assert all(p.default is not p.empty for name in GAMES for p in find_game(name).options.values())
     assert all(find_game(name).thing.__doc__ for name in workflows)
     with perfect("functions") as environment:

@@ -93,7 +93,7 @@ def test_a_fault_is_told_in_one_line_that_names_the_method(fault, lock_class):
 
 
 def test_the_sound_game_and_every_game_on_the_device_pass(lock_class):
-    games = [lock_class(), *(find_game(name).make() for name in ("plan_path", "joint_letter", "matrix", "sokoban", "sudoku"))]
+    games = [lock_class(), *(find_game(name).make() for name in ("plan_path", "joint_letter", "matrix", "hints", "sokoban", "sudoku"))]
     for game in games:
         check_shapes(game)
 

@@ -7,6 +7,7 @@ import pytest
 
 from experiments.configs import matrix
 from marl_llm.evaluation import Evaluation, Outcome, elo_ratings
+from marl_llm.evaluation.intervals import clustered
 from marl_llm.runs.command import ConfigError
 from marl_llm.runs.cross_play import cross_play, csv_rows, spread_steps, table_rows
 from marl_llm.runs.resolve import resolve
@@ -63,9 +64,17 @@ def test_a_shared_outcome_gives_self_play_and_cross_play_without_ratings():
     assert not found.competitive
     assert found.ratings() is None
     assert found.score.tolist() == [[1.0, 0.25, 0.25], [0.25, 1.0, 0.25], [0.25, 0.25, 1.0]]
-    assert found.means() == {"self_play": 1.0, "cross_play": 0.25}
+    means = found.means()
+    assert (means["self_play"][0], means["cross_play"][0]) == (1.0, 0.25)
+    assert means["cross_play"][1:] == clustered([[1.0] * 6, *[[0.0] * 6] * 3])  # a task's six episodes belong together
     assert table_rows(found)[1] == ["a", "1.000", "0.250", "0.250"]
     assert len(csv_rows(found)) == 10
+
+
+def test_a_graded_outcome_counts_in_place_of_success():
+    team = FixedTeam(("left", "right"), lambda seats, task: {"score": 0.0, "outcome": 0.5 if seats["left"] == seats["right"] else 0.25})
+    found = cross_play(team, {"a": "1", "b": "2"}, "test", 2)
+    assert found.score.tolist() == [[0.5, 0.25], [0.25, 0.5]]
 
 
 def test_with_three_roles_each_player_is_alone_in_every_seat_once():
