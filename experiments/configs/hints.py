@@ -1,7 +1,7 @@
 """A small Hanabi: two players who see each other's cards only; do teams that were trained apart understand each other?
 
 Command:   python -m experiments.train --config=experiments/configs/hints.py --config.seed=0 --workdir=runs/hints_0      and seeds 1, 2
-           python -m marl_llm league --runs=runs/hints_0,runs/hints_1,runs/hints_2
+           python -m marl_llm league --runs=runs/hints_0,runs/hints_1,runs/hints_2 --temperature=0
 Variants:  without a word self-play; :league half of all matches with past selves; :other_play with the second player's colours renamed in
            training (Hu et al. 2020, arXiv:2003.02979); :smoke
 """
@@ -13,7 +13,7 @@ def get_config(arg=None):
     """`arg` may be 'smoke', 'league' or 'other_play'."""
     arg = variant("hints", arg, ("smoke", "league", "other_play"))
     c = base_config("hints", game="hints", recipe="magrpo")
-    c.steps = 300
+    c.steps = 200
     c.assignment = "shared"
     c.model.preset = "nano"
     # every row is paid for what both laid since its speaker's last word
