@@ -55,6 +55,16 @@ FAULTS = {
         "two silences agree": ("(state.letters[0] == state.letters[1]) & (state.letters[0] >= 0)", "(state.letters[0] == state.letters[1])"),
         "the splits share pairs": ("jax.random.randint(key, (), low, high)", "jax.random.randint(key, (), 0, high)"),
     },
+    (G + "hints/game.py", T + "test_hints_game.py"): {
+        "players see their own cards": ("mine, others = card_ids(state.hands[me], state.known[me])", "mine, others = card_ids(state.hands[me], ~state.known[me])"),
+        "a hint is free": ("jnp.minimum(state.hints - hint + drops", "jnp.minimum(state.hints + drops"),
+        "any card lies on any pile": ("fits = plays & (state.piles[pile] == card % numbers)", "fits = plays"),
+        "a new card keeps the marks of the old one": ("state.known[me, place] & ~leaves", "state.known[me, place]"),
+        "colours are said as they are read": ("jnp.argsort(self._place_of_colour(state, role))[jnp.clip(colour", "self._place_of_colour(state, role)[jnp.clip(colour"),
+        "what the other laid pays nobody": ("seen = state.words.at[me].set(word), state.seen.at[me].set(", "seen = state.words.at[me].set(word), state.seen.at[:].set("),
+        "evaluations rename colours": ('self.other_play & (index == SPLITS.index("train"))', "self.other_play"),
+        "the splits share decks": ("return (residue < low) | (residue >= high)", "return residue < low"),
+    },
     (G + "kit/debate.py", T + "test_code_debate.py"): {
         "the history holds the test as it was written": ("    text = json.dumps(text if isinstance(text, str) else str(text), ensure_ascii=False)", "    text = str(text)"),
     },
