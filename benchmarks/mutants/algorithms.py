@@ -54,6 +54,8 @@ FAULTS = {
         ),
     },
     (A + "advantages.py", T + "test_advantages.py " + T + "test_conventions.py"): {
+        "rounding is a preference": ("> rounding_of(jnp.abs(ranked)))", "> 0)", T + "test_trust_regions.py " + T + "test_advantages.py"),
+        "a preference counts its ties": ("= jax.ops.segment_max(place, group, len(place) + 1)[group] - jax.ops.segment_max(place, value, len(place))[value]", "= jax.ops.segment_max(place, group, len(place) + 1)[group] - place", T + "test_trust_regions.py"),
         "the rounding of a running mean is an advantage": ("jnp.where(jnp.abs(above) <= rounding_of(jnp.abs(returns)), 0, above)", "above"),
         "the standard deviation is a variance": ("divisor = stats.std + epsilon", "divisor = stats.variance + epsilon"),
         "epsilon stands under the root": ("divisor = stats.std + epsilon", "divisor = jnp.sqrt(stats.std**2 + epsilon)"),

@@ -30,6 +30,7 @@ from marl_llm.algorithms.advantages import (
     group_relative,
     leave_one_out,
     normalise_globally,
+    preference,
     running_means,
     trajectory_weights,
     whiten,
@@ -106,7 +107,7 @@ from marl_llm.algorithms.returns import (
     token_rewards,
     token_rewards_to_go,
 )
-from marl_llm.algorithms.step_groups import gigpo, joint_preferences, turn_gae
+from marl_llm.algorithms.step_groups import gigpo, joint_dpo, joint_preferences, turn_gae
 from marl_llm.algorithms.trust_regions import binary_divergence, clip_cov_tokens, dppo, gmpo, kl_cov, token_covariance
 
 __all__ = [
@@ -154,6 +155,7 @@ __all__ = [
     "high_entropy",
     "importance_ratio",
     "importance_weights",
+    "joint_dpo",
     "joint_preferences",
     "kept_log_mass",
     "kept_tokens",
@@ -172,6 +174,7 @@ __all__ = [
     "on_policy_rows",
     "overlong_penalty",
     "pay_reach",
+    "preference",
     "reduce",
     "reduce_parts",
     "reinforce",

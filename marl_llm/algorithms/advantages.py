@@ -191,6 +191,41 @@ def leave_one_out(
 
 @integer_arguments("ids")
 @jax.jit
+def preference(
+    returns: Real[ArrayLike, "S"], ids: Int[ArrayLike, "S"], *, where: Shaped[ArrayLike, "S"] | None = None
+) -> Float[Array, "S"]:
+    """How many of its group a sample beats, less how many beat it, over n − 1: preferences within the group in place of returns.
+
+    A_s = (#{t: R_t < R_s} − #{t: R_t > R_s}) / (n − 1)
+
+    This is, but for β / 2, minus the slope of the mean DPO loss over the group's pairs (arXiv:2305.18290, Eq. 7) against the policy that
+    sampled them. Where the returns are a play's and all its roles learn from them, the pairs are of joint actions (`joint_dpo`).
+
+    Args:
+      returns: return of each sample; differences of rounding are ties.
+      ids: dense group ids.
+      where: optional; False samples take no part and get 0.
+
+    Returns:
+      Advantages `[S]` in [-1, 1], whose sum over a group is 0; exactly 0 in groups of one and of equal returns.
+    """
+    returns = as_float(returns)
+    slots = slots_of(ids, as_mask(where, ids.shape))
+    returns = jnp.where(slots < ids.shape[0], returns, 0)
+    stats, order = stats_of(returns, slots, None, 0), jnp.lexsort((returns, slots))
+    group, ranked, place = slots[order], returns[order], jnp.arange(ids.shape[0])
+    begins = jnp.diff(group, prepend=-1) > 0
+    rises = begins | (jnp.diff(ranked, prepend=0) > rounding_of(jnp.abs(ranked)))
+    value = jnp.cumsum(rises) - 1  # number of the value in its group, equal ones alike
+    lower = jax.ops.segment_min(place, value, len(place))[value] - jax.ops.segment_min(place, group, len(place) + 1)[group]
+    higher = jax.ops.segment_max(place, group, len(place) + 1)[group] - jax.ops.segment_max(place, value, len(place))[value]
+    wins = jnp.zeros_like(returns).at[order].set((lower - higher).astype(returns.dtype))
+    advantages = jnp.where(jnp.isfinite(gather(stats.mean, slots)), wins / jnp.maximum(gather(stats.size, slots) - 1, 1), jnp.nan)
+    return jnp.where((slots < ids.shape[0]) & ~gather(stats.is_tied, slots), advantages, 0)
+
+
+@integer_arguments("ids")
+@jax.jit
 def decoupled(
     rewards: Real[ArrayLike, "S C"],
     ids: Int[ArrayLike, "S"],

@@ -152,6 +152,8 @@ def _group_advantages(recipe: Recipe, samples: Samples, earned: Array, where: Ar
     ids = group_ids(keys, where=where)
     if recipe.advantage_estimator == "leave_one_out":
         advantages = adv.leave_one_out(earned, ids, where=where, singleton=recipe.singleton)
+    elif recipe.advantage_estimator == "preference":
+        advantages = adv.preference(earned, ids, where=where)
     else:
         spread = dict(scale=recipe.scale_advantages, ddof=recipe.ddof, epsilon=recipe.epsilon)
         weights = _votes(recipe, samples, ids, where)
@@ -274,7 +276,7 @@ def needs(recipe: Recipe) -> frozenset[str]:
         "sampler_log_probs": recipe.rollout_correction != "none" or recipe.off_policy_kl is not None,
         "entropy": bool(recipe.entropy_coef) or recipe.entropy_quantile < 1,
         "entropy_threshold": recipe.entropy_quantile < 1,
-        "tokens": (recipe.statistics_weight == "token" and recipe.advantage_estimator != "leave_one_out")
+        "tokens": (recipe.statistics_weight == "token" and recipe.advantage_estimator not in ("leave_one_out", "preference"))
             or recipe.overlong_buffer is not None,
         "budget": recipe.overlong_buffer is not None,
         "truncated": recipe.mask_truncated,

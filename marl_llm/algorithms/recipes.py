@@ -28,7 +28,7 @@ from marl_llm.old_names import convert_recipe_fields
 CENTER = 0.5  # the middle of a coach's scale when a score from 0 to 10 is paid with the weight 0.1
 TO_GO = ("to_go", "to_go_mean")
 AXES = ("instance", "env", "agent", "turn", "trajectory")
-
+GROUPED = ("group", "leave_one_out", "preference")  # advantage estimators that compare within groups
 CHOICES = types.MappingProxyType(
     {
         "sampling": ("tree", "parallel", "chain"),
@@ -40,7 +40,7 @@ CHOICES = types.MappingProxyType(
         "center": ("none", "score"),
         "baseline": ("none", "role", "place"),
         "scope": SCOPES,
-        "advantage_estimator": ("group", "leave_one_out", "global", "ema", "critic"),
+        "advantage_estimator": (*GROUPED, "global", "ema", "critic"),
         "scale_advantages": SCALES,
         "singleton": SINGLETONS,
         "statistics_weight": ("sample", "trajectory", "token"),
@@ -54,7 +54,6 @@ CHOICES = types.MappingProxyType(
         "rollout_correction_level": ("token", "sequence", "product"),
     }
 )
-
 
 CLIPS = ("clip_low", "clip_high")
 FUNCTIONS = ("advantages", "policy_loss")  # fields that hold a function of one's own, or None
@@ -103,8 +102,8 @@ class Recipe:
 
     # With whom it is compared, and on which scale.
     baseline: str = "none"  # global: the mean per "role", or per role and "place" in its play, is taken off first; then one scale for all
-    # "group", "leave_one_out", "global" (the whole batch), "ema" (a running mean per role is taken off) or "critic" (learned values, then
-    # whitened)
+    # "group", "leave_one_out", "preference" (how many of its group it beats), "global" (the whole batch), "ema" (a running mean per role is
+    # taken off) or "critic" (learned values, then whitened)
     advantage_estimator: str = "group"
     ema_decay: float = 0.95  # ema: how much of a role's running mean stays after each play
     group_by: tuple[str, ...] = ("instance", "agent")  # axes that name a group, out of AXES; () is one group of everything
@@ -290,7 +289,7 @@ def _contradictions(r: Recipe) -> list[tuple[bool, str]]:
             "returns='counterfactual' asks what the team would have got, and rewards='local' leaves that out: use 'team' or 'mixed'.",
         ),
         (
-            r.group_size < 2 and r.advantage_estimator in ("group", "leave_one_out") and bool({"instance", "env"} & set(r.group_by)),
+            r.group_size < 2 and r.advantage_estimator in GROUPED and bool({"instance", "env"} & set(r.group_by)),
             f"group_size=1 makes groups of one for group_by={r.group_by!r}, which teach nothing: use group_size >= 2.",
         ),
         (
@@ -298,7 +297,7 @@ def _contradictions(r: Recipe) -> list[tuple[bool, str]]:
             f"returns='gae' and advantage_estimator='critic' belong together; got {r.returns!r} and {r.advantage_estimator!r}.",
         ),
         (
-            r.advantage_estimator in ("group", "leave_one_out") and not r.group_by,
+            r.advantage_estimator in GROUPED and not r.group_by,
             "group_by is empty: name the axes of a group, or use advantage_estimator='global' for the whole batch.",
         ),
         (
@@ -309,7 +308,8 @@ def _contradictions(r: Recipe) -> list[tuple[bool, str]]:
             r.joint_subset is not None and r.joint_subset % r.group_size != 0,
             f"joint_subset={r.joint_subset} must be a multiple of group_size={r.group_size}, to judge all responses equally often.",
         ),
-        (r.advantage_estimator == "leave_one_out" and r.statistics_weight != "sample", "leave_one_out has statistics_weight='sample'."),
+        (r.advantage_estimator in GROUPED[1:] and r.statistics_weight != "sample",
+         f"{r.advantage_estimator} has statistics_weight='sample'."),
         ((r.loss_aggregation == "constant") != (r.max_length is not None), "loss_aggregation='constant' and max_length belong together."),
         (
             r.policy_coef == 0 and r.distill_coef == 0,
@@ -332,7 +332,7 @@ def _contradictions(r: Recipe) -> list[tuple[bool, str]]:
 
 def _without_effect(r: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
     """List (fields, have no effect, why), for the check of what a caller set on purpose."""
-    grouped = r.advantage_estimator in ("group", "leave_one_out")
+    grouped = r.advantage_estimator in GROUPED
     return [
         (("pick",), r.sampling != "tree", f"sampling={r.sampling!r} has no candidates to pick from (only 'tree' has)"),
         (("joint_subset",), r.joint == "aligned", "joint='aligned' judges each play as it is (only 'cross' chooses)"),
@@ -363,10 +363,10 @@ def _without_effect(r: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
         (("scale_advantages",), r.advantage_estimator != "group", f"advantage_estimator={r.advantage_estimator!r} does not read it"),
         (("ema_decay",), r.advantage_estimator != "ema", f"advantage_estimator={r.advantage_estimator!r} keeps no running mean"),
         (("ddof", "epsilon", "statistics_weight"), r.advantage_estimator == "ema", "advantage_estimator='ema' divides by nothing"),
-        (("ddof",), r.advantage_estimator == "leave_one_out", "leave_one_out divides by no deviation"),
+        (("ddof", "epsilon"), r.advantage_estimator in GROUPED[1:], f"{r.advantage_estimator} divides by no deviation"),
         (("ddof",), r.advantage_estimator == "group" and r.scale_advantages in ("none", "range"),
          f"scale_advantages={r.scale_advantages!r} is no deviation"),
-        (("epsilon",), r.advantage_estimator == "leave_one_out", "leave_one_out divides by nothing"),
+        (("singleton",), r.advantage_estimator == "preference", "a preference is between two"),
         (("epsilon",), r.advantage_estimator == "group" and r.scale_advantages == "none", "scale_advantages='none' divides by nothing"),
         (("statistics_weight",), r.advantage_estimator == "critic", "the critic's advantages are whitened over tokens"),
         (("filter_zero_variance",), not grouped, f"advantage_estimator={r.advantage_estimator!r} makes no groups"),

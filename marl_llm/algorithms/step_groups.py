@@ -1,10 +1,12 @@
 """Credit within a play, without a critic: turns with a discount, groups of equal states, and preferences between joint actions."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Real, Shaped
 
-from marl_llm.algorithms._arrays import Scalar
+from marl_llm.algorithms._arrays import Scalar, as_float, as_mask
 from marl_llm.algorithms.advantages import group_relative
 from marl_llm.algorithms.groups import group_ids, group_keys
 from marl_llm.algorithms.returns import place_in_play, rewards_to_go
@@ -105,3 +107,30 @@ def joint_preferences(
     ]
     return np.asarray(pairs, np.int64).reshape(-1, 2)
 
+
+
+@jax.jit
+def joint_dpo(
+    log_ratios: Float[ArrayLike, "S"],
+    trajectory: Int[ArrayLike, "S"],
+    pairs: Int[ArrayLike, "C 2"],
+    *,
+    beta: Scalar = 0.1,
+    where: Shaped[ArrayLike, "S"] | None = None,
+) -> Float[Array, "C"]:
+    """DPO between joint actions (Rafailov et al. 2023, arXiv:2305.18290, Eq. 7): a play's log-prob is the sum of all its responses'.
+
+    ℓ = −log σ(β (z_chosen − z_rejected)),    z = Σ_s log π(response_s) − log π_ref(response_s) over the play, whoever gave them
+
+    Args:
+      log_ratios: log π − log π_ref of each whole response. trajectory: its play.
+      pairs: (chosen, rejected) trajectory numbers, from `joint_preferences`. As a recipe, against the policy that sampled:
+        advantage_estimator="preference", loss="reinforce".
+      beta: β.
+      where: optional; False samples take no part.
+    """
+    log_ratios = as_float(log_ratios)
+    where = as_mask(where, log_ratios.shape)
+    member = where & (jnp.asarray(trajectory) == jnp.asarray(pairs)[..., None])  # C 2 S
+    chosen, rejected = jnp.moveaxis(jnp.sum(jnp.where(member, jnp.where(where, log_ratios, 0), 0), axis=-1), -1, 0)
+    return -jax.nn.log_sigmoid(beta * (chosen - rejected))

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marl_llm.algorithms import Recipe, Samples
+from marl_llm.algorithms.recipes import GROUPED
 from marl_llm.training.packing import Tokens
 from marl_llm.training.update import compute_advantages
 
@@ -47,7 +48,7 @@ def refill_conflict(
 ) -> str:
     """Why `refills` cannot be had beside these; empty if it can."""
     reasons = (
-        (recipe.advantage_estimator not in ("group", "leave_one_out"),
+        (recipe.advantage_estimator not in GROUPED,
          f"recipe.advantage_estimator={recipe.advantage_estimator!r} makes no groups"),
         (not {"instance", "env"} & set(recipe.group_by), f"recipe.group_by={recipe.group_by!r} puts several tasks into one group"),
         (recipe.joint == "cross", "recipe.joint='cross' pairs the plays of a whole step; use joint='aligned'"),

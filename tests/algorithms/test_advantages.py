@@ -56,7 +56,7 @@ def test_leave_one_out():
         oracle.close(rl.leave_one_out(returns, ids, where=where), oracle.leave_one_out(returns, ids, where & (ids >= 0)), 1e-12)
 
 
-@pytest.mark.parametrize("estimate", [rl.group_relative, rl.leave_one_out])
+@pytest.mark.parametrize("estimate", [rl.group_relative, rl.leave_one_out, rl.preference])
 def test_equal_returns_give_exactly_nothing(estimate):
     # 0.1 + 0.1 + 0.1 is not 3 x 0.1: a mean that is taken and subtracted leaves 1e-17, and divided by a zero deviation much more.
     returns = jnp.array([0.1, 0.1, 0.1, 1e30, 1e30, 5.0])
@@ -64,7 +64,7 @@ def test_equal_returns_give_exactly_nothing(estimate):
     np.testing.assert_array_equal(estimate(returns, ids), np.zeros(6))
 
 
-@pytest.mark.parametrize("estimate", [rl.group_relative, rl.leave_one_out])
+@pytest.mark.parametrize("estimate", [rl.group_relative, rl.leave_one_out, rl.preference])
 def test_equal_up_to_the_order_of_addition_is_equal(estimate):
     one, other = np.float32(0.1) + np.float32(0.2) + np.float32(0.7), np.float32(0.1) + (np.float32(0.2) + np.float32(0.7))
     returns = jnp.array([one, np.nextafter(other, np.float32(2)), 0.5, 0.5001])
@@ -73,7 +73,7 @@ def test_equal_up_to_the_order_of_addition_is_equal(estimate):
     np.testing.assert_array_equal(jnp.sign(out[2:]), [-1, 1])
 
 
-@pytest.mark.parametrize("estimate", [rl.group_relative, rl.leave_one_out])
+@pytest.mark.parametrize("estimate", [rl.group_relative, rl.leave_one_out, rl.preference])
 def test_an_unmasked_nan_is_not_hidden(estimate):
     out = estimate(jnp.array([jnp.nan, 1.0, 1.0, 2.0]), jnp.array([0, 0, 1, 1]))
     np.testing.assert_array_equal(jnp.isnan(out), [True, True, False, False])

@@ -1,6 +1,7 @@
 """GMPO, DPPO, covariance masks, turn-level GAE, step groups and joint preferences, each against NumPy in float64."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -154,6 +155,42 @@ def test_preferences_are_between_plays_of_one_task():
     assert pairs.tolist() == [[5, 2], [5, 7], [8, 9]]  # a play's return is the mean of its responses; ties give none
     assert rl.joint_preferences(returns, instance, trajectory, margin=0.3).tolist() == [[8, 9]]
     assert rl.joint_preferences(returns, instance, trajectory, where=np.zeros(6, bool)).shape == (0, 2)
+
+
+def test_dpo_between_joint_actions_is_the_papers_and_preference_advantages_are_its_slope():
+    rng = np.random.default_rng(8)
+    trajectory, agent = np.repeat(np.arange(8), 3), np.tile(np.arange(3), 8)
+    instance, outcome = trajectory // 4, rng.normal(size=8)
+    outcome[1] = outcome[0]  # a tie
+    returns, where, ratios, beta = outcome[trajectory], trajectory != 7, rng.normal(size=24), 0.3
+    pairs = rl.joint_preferences(returns, instance, trajectory, where=where)
+    assert len(pairs) == 5 + 3
+    plays = np.asarray([ratios[(trajectory == play) & where].sum() for play in range(8)])
+    with jax.enable_x64(True):
+        losses = rl.joint_dpo(np.where(where, ratios, np.nan), trajectory, pairs, beta=beta, where=where)
+        np.testing.assert_allclose(losses, np.log1p(np.exp(-beta * (plays[pairs[:, 0]] - plays[pairs[:, 1]]))), atol=1e-12)
+        slope = jax.grad(lambda x: jnp.sum(rl.joint_dpo(x, trajectory, pairs, beta=beta, where=where)))(np.zeros(24))
+        advantages = rl.preference(returns, rl.group_ids(rl.group_keys(instance=instance, agent=agent), where=where), where=where)
+    size = np.where(instance == 0, 4, 3)
+    np.testing.assert_allclose(advantages, -2 / beta * slope / (size - 1), atol=1e-12)
+
+
+def test_preference_advantages_count_whom_a_sample_beats():
+    rng = np.random.default_rng(9)
+    returns, ids = rng.integers(0, 5, 60).astype(np.float32), rng.integers(-1, 9, 60)
+    where = rng.random(60) < 0.8
+    wanted, counts = np.zeros(60), where & (ids >= 0)
+    for i in np.flatnonzero(counts):
+        group = counts & (ids == ids[i])
+        wanted[i] = np.sign(returns[i] - returns[group]).sum() / max(group.sum() - 1, 1)
+    np.testing.assert_allclose(rl.preference(returns, ids, where=where), wanted, atol=1e-6)
+    recipe = rl.make_recipe("grpo", advantage_estimator="preference")
+    columns = dict(env=0 * ids, agent=0 * ids, turn=0 * ids, trajectory=np.arange(60), team=returns, local=0 * returns)
+    ids = np.abs(ids)
+    same(rl.advantages_for(recipe, rl.Samples(instance=ids, where=where, **columns))[0], rl.preference(returns, ids, where=where))
+    for fields, why in (({"epsilon": 0.1}, "divides by no deviation"), ({"singleton": "raw"}, "between two")):
+        with pytest.raises(ValueError, match=why):
+            rl.make_recipe("grpo", advantage_estimator="preference", **fields)
 
 
 @pytest.mark.parametrize("loss", ["gmpo", "dppo_tv", "dppo_kl"])
