@@ -16,6 +16,23 @@ FAULTS = {
         "a gradient that is not finite steps": ("lambda new, old: jnp.where(finite, new, old)", "lambda new, old: new"),
         "the rate does not warm up": ("up = jnp.minimum(1.0, (step + 1) / max(warmup, 1))", "up = 1.0"),
     },
+    (R + "train_state.py", T + "test_optimizers.py"): {
+        "Muon steps norms and embeddings": ('names[-1] == "output" or any(map(_undecayed, names))', 'names[-1] == "output"'),
+        "each head is orthogonalised for itself": ("MuonDimensionNumbers(-3, (-2, -1))", "MuonDimensionNumbers(-3, -1)"),
+        "Adafactor's steps have no bound": (", optax.clip_by_block_rms(1.0)))", "))"),
+        "the rate never cools down": ("1 - (1 - done) / cooldown)", "0.0 * done)"),
+    },
+    (R + "privileged.py", T + "test_privileged.py"): {
+        "a context stands behind its message": ("end, behind = len(prompt) - tail,", "end, behind = len(prompt),"),
+        "a context need not end as its template does": ("if tuple(prompt[end:]) != written[behind:] or", "if"),
+    },
+    (R + "outside_teachers.py", T + "test_privileged.py"): {
+        "a teacher reads what its student reads": ("prompt if privileged[number] is None else", "prompt if True else"),
+    },
+    ("marl_llm/runs/contradictions.py", "tests/runs/test_own_options.py"): {
+        "options that no optimizer reads stand": ("(key in changed and idle and len(idle) == len(of_models),", "(False,"),
+        "options that a model's optimizer does not read stand": ("(own, f\"models.{[*own, ''][0]}.optimizer", "(False, f\"models.{[*own, ''][0]}.optimizer"),
+    },
     (R + "steps.py", T + "test_packed_update.py " + T + "test_update.py"): {
         "samples left out do not count": ("n = jnp.maximum(n * ", "n = jnp.maximum(n + 0 * "),
         "the gap is the last micro-batch's": ("gap = jnp.maximum(kept.gap, sums.gap)", "gap = sums.gap"),

@@ -35,6 +35,7 @@ RULES = {"train": TRAIN, "sample": SAMPLE, "replicated": REPLICATED}
 
 # a leaf's path (its end) -> the logical name of each axis; stacked layers and stacked adapters have one axis more in front
 _LEAVES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    (r"v_(row|col)/.*", ()),  # means of Adafactor's, small
     (r"embedding", ("vocab", "embed")),
     (r"output", ("embed", "vocab")),
     (r"query/kernel", ("embed", "heads", None)),
@@ -52,6 +53,7 @@ _LEAVES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r".*norm/weight", (None,)),
     (r"value_head/(kernel|bias)", (None,)),
     (r"lora/.*/(a|b)", ()),
+    (r"ns_coeffs", (None,)),  # of Muon
 )
 
 
@@ -84,7 +86,7 @@ def logical_axes(path: str, ndim: int) -> tuple[str | None, ...]:
         return ()
     for pattern, axes in _LEAVES:
         if re.fullmatch(rf"(.*/)?{pattern}", path):
-            return (None,) * (ndim - len(axes)) + axes
+            return (None,) * (ndim - len(axes)) + axes if ndim >= len(axes) else (None,) * ndim  # where moments are factored
     raise ValueError(f"parameter {path!r} has no logical axes; add it to marl_llm/models/sharding.py")
 
 

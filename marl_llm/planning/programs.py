@@ -18,7 +18,7 @@ from marl_llm.planning.plan_devices import GPUS, PlanError, devices_of, mesh_axe
 
 def programs(
     config, recipe, mesh, minibatch: int, environments: int, prompt: int, response: int, lora=None, critic: str | None = None,
-    sft: bool = False, served_on=None,
+    sft: bool = False, served_on=None, optimizer: str = "adamw",
 ):  # fmt: skip
     """`(lowered, bytes of parameters, of optimizer, of the sampling copy)`: programs by name, and bytes per device.
 
@@ -48,7 +48,7 @@ def programs(
 
     k = recipe.group_size
     length, answers = prompt + k * response, k * response
-    options = LearnerOptions(recipe, make_optimizer(), row_tokens=length, minibatch=minibatch, critic=critic or "own")
+    options = LearnerOptions(recipe, make_optimizer(name=optimizer), row_tokens=length, minibatch=minibatch, critic=critic or "own")
     judging = dataclasses.replace(config, value_head=critic is not None)
     config = judging if critic == "head" else config
     apart = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
@@ -95,6 +95,17 @@ def programs(
     return lowered, *found
 
 
+def moment_bytes(optimizer: str, shape, lora=None) -> int:
+    """Bytes of an optimizer's state beside a model's parameters, or beside its adapters."""
+    import jax
+
+    from marl_llm.models import init_adapters, init_params
+    from marl_llm.training import make_optimizer, state_bytes
+
+    make = functools.partial(init_adapters, lora=lora) if lora else init_params
+    return state_bytes(make_optimizer(name=optimizer), jax.eval_shape(lambda: make(shape, jax.random.key(0), stacked=shape.uniform)))
+
+
 def memory(compiled) -> dict:
     """Bytes per device of a compiled program."""
     m = compiled.memory_analysis()
@@ -121,7 +132,7 @@ class PlanSizes:
       bases: frozen bases under the adapters. critics: critics that are networks of their own. critic: "own", "head", or None.
       max_num_seqs, decode_steps, draft_tokens: of an engine's lane. sft: a run begins with a supervised warm-up. served: devices that
         share a layer's products in an engine; 0: as in the update. sources: checkpoints or random parameters that the models begin from,
-        each read once. teachers: parameters of all teachers together.
+        each read once. teachers: parameters of all teachers together. optimizer: its name.
     """
 
     recipe: Any
@@ -141,6 +152,7 @@ class PlanSizes:
     sources: int = 1
     teachers: int = 0
     draft_tokens: int = 0
+    optimizer: str = "adamw"
 
     @property
     def together(self) -> bool:
@@ -149,8 +161,9 @@ class PlanSizes:
 
 
 def sizes_of(config) -> PlanSizes:
-    """The sizes of any config. Raises `PlanError` for trained models of several shapes or ranks."""
+    """The sizes of any config. Raises `PlanError` for trained models of several shapes, ranks or optimizers."""
     from marl_llm.models import PRESETS, LoraConfig
+    from marl_llm.runs.own_options import optimizer_of
     from marl_llm.runs.resolve import resolve
     from marl_llm.runs.teachers import teacher_shapes
 
@@ -163,6 +176,9 @@ def sizes_of(config) -> PlanSizes:
         longest = [max(sizes) for sizes in zip(*resolved.budgets.values())]
         options = [resolved.options[name] for name in trained]
         teachers = sum(shape.parameters for shape in teacher_shapes(config, resolved))
+    optimizers = {optimizer_of(config, name)["name"] for name in trained}
+    if len(optimizers) > 1:
+        raise PlanError(f"the trained models {', '.join(trained)} have several optimizers; plan them one by one, with assignment=shared")
     ranks = {one.get("lora_rank") for one in options}
     if len(ranks) > 1:
         raise PlanError(f"the trained models {', '.join(trained)} have several lora_ranks; plan them one by one, with assignment=shared")
@@ -178,7 +194,7 @@ def sizes_of(config) -> PlanSizes:
     real = [PRESETS[name].get("vocab_size", 0) for name in presets]  # a published model keeps its vocabulary, whatever the game's is
     shape = dataclasses.replace(next(iter(shapes)), vocab_size=max([next(iter(shapes)).vocab_size, *real]))
     sft = config.sft.steps > 0 and not config.sft.run
-    more = bases, critics, critic, *lane, sft, config.rollout.tensor or 0, sources, teachers, config.rollout.draft_tokens
+    more = bases, critics, critic, *lane, sft, config.rollout.tensor or 0, sources, teachers, config.rollout.draft_tokens, *optimizers
     return PlanSizes(resolved.recipe, shape, len(trained), *longest, resolved.hosted, lora, *more)
 
 
@@ -189,7 +205,8 @@ def beside(sizes: PlanSizes, adapters: int, copy: float | int, split: int) -> di
       adapters: parameters of one model's adapters. copy: bytes of one sampling copy. split: over how many devices parameters are split.
     """
     whole = sizes.shape.parameters / split
-    found = {"bases": sizes.bases * whole * 2, "critics": sizes.critics * whole * 12}
+    moments = moment_bytes(sizes.optimizer, sizes.shape) / split if sizes.critics else 0.0
+    found = {"bases": sizes.bases * whole * 2, "critics": sizes.critics * (whole * 4 + moments)}
     found["references"] = sizes.models * whole * 2 if sizes.recipe.kl_coef else 0.0
     found["teachers"] = sizes.teachers / split * 2.0
     if sizes.hosted:  # the engine's; models with adapters are served together on their base
@@ -255,7 +272,8 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
         "groups_per_step": minibatch, "kv_cache": cache, "device_memory": chip.memory, "compiled": devices is not None and compile_,
     }  # fmt: skip
     trained, mesh, started = adapters if lora else shape.parameters / (fsdp * tensor), None, time.time()
-    params, state, copy = trained * 4, trained * 8, shape.parameters * 2 / served
+    state = moment_bytes(sizes.optimizer, shape, lora) / (1 if lora else fsdp * tensor)
+    params, copy = trained * 4, shape.parameters * 2 / served
     if out["compiled"]:
         mesh = make_mesh(data, fsdp, tensor, devices=devices)
         figures, flops, params, state, copy = _compiled(shape, sizes, mesh, minibatch, 0 if sizes.hosted else environments)
@@ -353,7 +371,7 @@ def _compiled(shape, sizes: PlanSizes, mesh, minibatch: int, environments: int):
     where = mesh.devices.flat[0].platform
     with for_platform(where):
         tasks, on = 0 if sizes.hosted else environments, serving_mesh(mesh, sizes.served or None)
-        whom = sizes.lora, sizes.critic, sizes.sft, on
+        whom = sizes.lora, sizes.critic, sizes.sft, on, sizes.optimizer
         lowered, *bytes_ = programs(shape, sizes.recipe, mesh, minibatch, tasks, sizes.prompt, sizes.response, *whom)
         compiled = {name: _compile(one) for name, one in lowered.items()}
     figures = {name: found if isinstance(found, dict) else memory(found) for name, found in compiled.items()}

@@ -11,7 +11,9 @@ import pathlib
 from typing import Any
 
 from marl_llm.models.frozen_head import CPU_BLOCK
+from marl_llm.planning.programs import moment_bytes
 from marl_llm.runs.measuring import tables
+from marl_llm.runs.own_options import optimizer_of
 from marl_llm.runs.resolve import Plan, resolve
 from marl_llm.runs.sections import MICROBATCH
 from marl_llm.runs.teachers import teacher_shapes
@@ -47,6 +49,7 @@ def memory(config: Any, plan: Plan, copies: int = 1) -> dict[str, float | int]:
     """Bytes by what takes them. `copies`: CPU devices that hold all parameters."""
     import jax.numpy as jnp
 
+    from marl_llm.models import LoraConfig
     from marl_llm.models.serving import is_large
     from marl_llm.training.roofline import cache_bytes
 
@@ -60,7 +63,10 @@ def memory(config: Any, plan: Plan, copies: int = 1) -> dict[str, float | int]:
         learned = adapter_parameters(shape, rank) if rank else shape.parameters
         base = options.get("path"), options.get("preset")
         found["parameters"] += 4 * learned + (whole if rank and base not in bases else 0)
-        found["optimizer"] += 8 * learned * trains + 12 * shape.parameters * (critic and trains)
+        if trains:
+            optimizer = optimizer_of(config, name)["name"]
+            found["optimizer"] += moment_bytes(optimizer, shape, LoraConfig(rank) if rank else None)
+            found["optimizer"] += (4 * shape.parameters + moment_bytes(optimizer, shape)) * critic
         found["as they began"] += 4 * learned if rank else whole
         lies = bool(rank) and copies == 1 and is_large(shape, "cpu") and config.rollout.lora_serving in ("auto", "multi")
         found["served"] += 4 * learned if lies else whole

@@ -67,8 +67,8 @@ def _common_section(**values: Any) -> config_dict.ConfigDict:
 
 
 def teacher_section(**values) -> config_dict.ConfigDict:
-    """Whom one role is distilled from, `config.teachers.<role>`: `run` (with `step` and `model`), `path`, `preset`
-    or `url` (with `model`, `key_env` and `timeout_s`)."""
+    """Whom one role is distilled from, `config.teachers.<role>`: `run` (with `step` and `model`), `path`, `preset`,
+    `context` or `url` (with `model`, `key_env` and `timeout_s`)."""
     section = TeacherSection.config()
     section.lock().update(values)
     return section

@@ -38,6 +38,8 @@ def continued(config, workdir: pathlib.Path, state: dict) -> dict:
     print(f"continuing {workdir} after step {state['step']}", file=sys.stderr)
     before = state.get("decay_steps", read_record(workdir)["config"]["steps"])  # earlier versions kept none
     decay_steps = config.optimizer.decay_steps or before or config.steps
+    if config.optimizer.schedule == "constant":
+        return state | {"decay_steps": decay_steps}
     if config.steps > decay_steps:
         other = "config.optimizer.decay_steps=N sets another length"
         print(f"note: the learning rate decays until step {decay_steps} and then stays at 5 % of its peak; {other}", file=sys.stderr)

@@ -5,6 +5,7 @@ A section checks itself (`marl_llm.runs.sections`); here is what needs the game,
 
 from __future__ import annotations
 
+import string
 from typing import TYPE_CHECKING
 
 from ml_collections import config_dict
@@ -15,20 +16,27 @@ from marl_llm.games import Game
 from marl_llm.models import LoraConfig
 from marl_llm.runs.checks import elsewhere, given, parse_sources
 from marl_llm.runs.command import ConfigError
-from marl_llm.runs.own_options import own_values
+from marl_llm.runs.own_options import optimizer_of, own_values
 from marl_llm.runs.players import CHAT
-from marl_llm.runs.sections import RolloutSection, ToolsSection
+from marl_llm.runs.sections import OptimizerSection, RolloutSection, ToolsSection
 from marl_llm.tools.teacher_endpoint import MOST_TOP
 from marl_llm.workflows import WorkflowError, Environment
+from marl_llm.workflows.nodes import written
 
 if TYPE_CHECKING:
     from marl_llm.runs.resolve import Plan
+
+READERS = (  # an option of the optimizer, the option that says whether it is read, and with which values
+    ("b2", "name", ("adamw", "muon")),
+    ("cooldown", "schedule", ("wsd",)),
+    ("decay_steps", "schedule", ("linear", "cosine", "wsd")),
+)
 
 
 def check_whole(config: config_dict.ConfigDict, plan: Plan) -> None:
     """Raises `ConfigError` for values that cannot stand together, and for options that would have no effect."""
     play = (_check_play, _check_program, _check_asynchrony, _check_refills, _check_league, _check_servers, _check_sampling)
-    for check in (*play, _check_critic, _check_teachers, _check_sizes, _check_start, _check_models):
+    for check in (*play, _check_optimizers, _check_critic, _check_teachers, _check_sizes, _check_start, _check_models):
         check(config, plan)
 
 
@@ -183,10 +191,26 @@ def _check_critic(config: config_dict.ConfigDict, plan: Plan) -> None:
     )  # fmt: skip
 
 
+def _check_optimizers(config: config_dict.ConfigDict, plan: Plan) -> None:
+    """Options that no optimizer and no schedule reads, of the team or of one model."""
+    of_models = {name: optimizer_of(config, name) for name in plan.assignment.trained}
+    changed = OptimizerSection.changed(config.optimizer)
+    for key, owner, readers in READERS:
+        idle = [name for name, values in of_models.items() if values[owner] not in readers]
+        own = [name for name in idle if key in own_values(config, name, "optimizer")]
+        why = f"would have no effect: {owner} is not {' or '.join(readers)}"
+        _refuse_first(
+            (own, f"models.{[*own, ''][0]}.optimizer.{key} {why}"),
+            (key in changed and idle and len(idle) == len(of_models), f"optimizer.{key}={changed.get(key)} {why}"),
+        )
+
+
 def _check_teachers(config: config_dict.ConfigDict, plan: Plan) -> None:
     """A teacher that nobody learns from, and a loss that reads teachers where there is none."""
     for role, teacher in config.teachers.items():
         _check_teacher(f"teachers.{role}", role, given(teacher), plan)
+        if teacher.context is not None:
+            _check_context(f"teachers.{role}.context", role, teacher.context, plan)
         if teacher.url is not None:
             _check_outside(f"teachers.{role}.url", plan.recipes[plan.assignment.roles[role]])
     taught = {name: recipe.distill_coef for name, recipe in plan.recipes.items() if recipe.distill_coef}
@@ -195,7 +219,7 @@ def _check_teachers(config: config_dict.ConfigDict, plan: Plan) -> None:
         own = f"models.{model}.recipe" if "distill_coef" in own_values(config, model, "recipe") else "recipe"
         _refuse_first(
             (not set(roles) & set(config.teachers), f"{own}.distill_coef={weight:g} needs a teacher for a role of model {model!r}: set "
-             f"config.teachers.{roles[0]}.run, .path, .url or .preset"),
+             f"config.teachers.{roles[0]}.run, .path, .url, .context or .preset"),
             (config.optimizer.critic == "head", "optimizer.critic='head' cannot stand beside a teacher (distill_coef): use 'own'"),
         )  # fmt: skip
 
@@ -203,18 +227,49 @@ def _check_teachers(config: config_dict.ConfigDict, plan: Plan) -> None:
 def _check_teacher(key: str, role: str, teacher: dict, plan: Plan) -> None:
     """One role's section of `config.teachers`, as far as it shows without its files."""
     roles = plan.assignment.roles
-    model, sources = roles.get(role, ""), [name for name in ("run", "path", "url", "preset") if name in teacher]
+    model, sources = roles.get(role, ""), [name for name in ("run", "path", "url", "preset", "context") if name in teacher]
     owners = {"step": ("run",), "model": ("run", "url"), "key_env": ("url",), "timeout_s": ("url",)}
     idle = [name for name, of in owners.items() if name in teacher and not set(of) & set(sources)] or [""]
     _refuse_first(
         (role not in roles, f"{key} teaches no role; {hints.suggestion(role, roles)}"),
-        (not sources, f"{key} names no teacher: set its run, path, url or preset"),
+        (not sources, f"{key} names no teacher: set its run, path, url, context or preset"),
         (len(sources) > 1, f"{key}.{sources[-1]} would have no effect: its {sources[0]} names the teacher" if sources else ""),
         (idle[0], f"{key}.{idle[0]} would have no effect: it names no {' or '.join(owners.get(idle[0], ()))}"),
         (model not in plan.recipes, f"{key} would have no effect: model {model!r}, which plays the role, does not train"),
         (role in roles and model in plan.recipes and not plan.recipes[model].distill_coef,
          f"{key} would have no effect: recipe.distill_coef is 0 for model {model!r}; set e.g. config.recipe.distill_coef=1"),
     )  # fmt: skip
+
+
+def _check_context(key: str, role: str, context: str, plan: Plan) -> None:
+    """A context that nobody could write or read, and what its teacher does not tell."""
+    from marl_llm.training import processes
+
+    model, workflow = plan.assignment.roles[role], getattr(plan.game, "workflow", None)
+    recipe, size = plan.recipes[model], plan.shapes[model].vocab_size
+    known = () if workflow is None else {*workflow.inputs, *workflow.hidden, *workflow.start, *written(workflow.body)}
+    unknown = [field for field in context_fields(f"config.{key}", context) if field not in known]
+    whole = recipe.distill_divergence != "sampled" and not 0 < (recipe.distill_top_k or 0) < size
+    _refuse_first(
+        (workflow is None or workflow.roles[role].speaks_ids, f"{key}: {role} has no prompt of text, behind which a context could stand"),
+        (workflow and plan.game.program, f"{key}: a foreign program plays the episodes, and their fields are not known here"),
+        (unknown, f"{key} reads {{{[*unknown, ''][0]}}}, and no play has such a field; {hints.suggestion([*unknown, ''][0], sorted(known))}"),
+        (whole, f"{key}: set recipe.distill_divergence to 'sampled', or recipe.distill_top_k to 1 to {size - 1}, the likeliest tokens that are "
+         "compared"),
+        (recipe.temperature != 1, f"{key}: it tells log-probs at temperature 1, and recipe.temperature={recipe.temperature:g}"),
+        (processes.number() > 1, f"{key} needs one process, and here are {processes.number()}"),
+    )  # fmt: skip
+
+
+def context_fields(key: str, context: str) -> list[str]:
+    """The fields that a template names. Raises `ConfigError` for one that cannot be read."""
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(context) if name is not None]
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}; double braces that are text") from error
+    if strange := [name for name in names if not name.isidentifier()]:
+        raise ConfigError(f"{key} holds {{{strange[0]}}}; name a field, and double braces that are text")
+    return names
 
 
 def _check_outside(key: str, recipe: Recipe) -> None:

@@ -71,7 +71,7 @@ def learner_options(config: config_dict.ConfigDict, plan: Plan, platform: str, m
     o = optimizer_of(config, model)
     return LearnerOptions(
         plan.recipe if model is None else plan.recipes[model],
-        make_optimizer(o["max_grad_norm"], b2=o["b2"], weight_decay=o["weight_decay"]),
+        make_optimizer(o["max_grad_norm"], b2=o["b2"], weight_decay=o["weight_decay"], name=o["name"]),
         o["row_tokens"] or plan.row_tokens,
         o["minibatch"],
         o["epochs"],

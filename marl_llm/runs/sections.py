@@ -164,7 +164,14 @@ class OptimizerSection(Section):
         unset=f'{MICROBATCH} on a CPU, whose caches decide; elsewhere one row with `model.remat="full"`, and 0 without',
     )  # fmt: skip
     learning_rate: float | None = option(
-        None, "peak; linear decay to 5 % over `decay_steps`", POSITIVE, unset=ByModels(1.5e-3, 1e-6, 1e-4)
+        None, "peak; it falls to 5 % over `decay_steps`", POSITIVE, unset=ByModels(1.5e-3, 1e-6, 1e-4)
+    )
+    name: str = option("adamw", "adamw, muon (its matrices; Adam the rest) or adafactor (little memory)", choices=("adamw", "muon", "adafactor"))
+    schedule: str = option(
+        "linear", 'how the rate falls: "constant" does not, "wsd" late', choices=("constant", "linear", "cosine", "wsd")
+    )
+    cooldown: float = option(
+        0.2, "schedule=wsd: the last part of `decay_steps`, in which the rate falls", Bound(lambda value: 0 < value <= 1, "be above 0, and at most 1")
     )
     decay_steps: int | None = option(
         None, "after which the learning rate stays at 5 %", at_least(1), unset="the `steps` that the run began with, if it is continued too"
@@ -177,15 +184,15 @@ class OptimizerSection(Section):
     max_grad_norm: float = option(
         1.0, "gradients are scaled down to this norm", Bound(lambda value: value > 0, "be positive (inf switches clipping off)")
     )
-    b2: float = option(0.99, "of Adam", Bound(lambda value: 0 < value < 1, "lie between 0 and 1"))
+    b2: float = option(0.99, "of Adam, also beside Muon", Bound(lambda value: 0 < value < 1, "lie between 0 and 1"))
     weight_decay: float = option(
-        0.0, "of AdamW; falls on the matrices of layers, heads and adapters, not on norms, biases and embeddings",
+        0.0, "decoupled, as AdamW's; falls on the matrices of layers, heads and adapters, not on norms, biases and embeddings",
         Bound(lambda value: 0 <= value < math.inf, "be 0 or more, and finite"),
     )  # fmt: skip
 
 
 OWN_OPTIMIZER = (
-    "learning_rate", "critic_learning_rate", "warmup", "max_grad_norm", "b2", "weight_decay", "minibatch", "epochs",
+    "name", "schedule", "cooldown", "learning_rate", "critic_learning_rate", "warmup", "max_grad_norm", "b2", "weight_decay", "minibatch", "epochs",
 )  # fmt: skip
 
 
@@ -216,7 +223,7 @@ class SftSection(Section):
 @dataclasses.dataclass(frozen=True)
 class TeacherSection(Section):
     """The frozen model that a role is distilled from, where its model has a `recipe.distill_coef` (docs/signal.md): a model of a run, a
-    checkpoint, a preset, or a model behind an endpoint. A section is made when it is first set.
+    checkpoint, a preset, a model behind an endpoint, or itself with more in its prompt. A section is made when it is first set.
     """
 
     key: ClassVar[str] = "teachers.<role>"
@@ -228,6 +235,10 @@ class TeacherSection(Section):
     url: str | None = option(
         None, "an endpoint with prompt log-probs, like `marl serve` and vLLM, e.g. http://127.0.0.1:8000/v1", unset="none"
     )
+    context: str | None = option(
+        None, "the role's own model teaches it, with this behind its prompt: a template of the play's fields, e.g. 'The answer is {target}.'",
+        unset="none",
+    )  # fmt: skip
     key_env: str | None = option(None, "environment variable with the key of the url", unset="no key")
     timeout_s: float | None = option(None, "seconds of a request to the url", POSITIVE, unset="120")
     path: str | None = option(None, "directory of a Hugging Face checkpoint", unset="none")

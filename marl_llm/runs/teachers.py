@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from marl_llm.text import Tokenizer
     from marl_llm.tools.teacher_endpoint import TeacherEndpoint
     from marl_llm.training.distillation import Teacher
+    from marl_llm.training.privileged import SelfTeacher
 
-SOURCES = ("run", "path", "url", "preset")
+SOURCES = ("run", "path", "url", "preset", "context")
 PROBES = 16  # words of a vocabulary whose texts are compared with the endpoint's
 NUMERICS = ("compute_dtype", "attention")  # of the student's section, which a checkpoint or a preset is computed with too
 
@@ -92,6 +93,22 @@ class EndpointSource:
         return "url", self.endpoint.server, self.endpoint.vocab_size
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class ContextSource:
+    """A role's own model as its teacher, with a context. key: the option that names it, with its value. teacher: who it is."""
+
+    key: str
+    teacher: SelfTeacher
+
+    @property
+    def identity(self) -> tuple:
+        """Equal for two sources of one context."""
+        return "context", self.teacher
+
+
+Source = TeacherSource | EndpointSource | ContextSource
+
+
 def choose_steps(config: config_dict.ConfigDict, workdir: pathlib.Path) -> None:
     """Writes into the config which checkpoint of its run each teacher is, where that is open: the one that the run in `workdir` began with,
     else the newest. Raises `ConfigError` for a run without checkpoints.
@@ -138,17 +155,19 @@ def _step_of(key: str, run: str, step: int | None) -> int:
     return steps[-1] if step is None else step
 
 
-def find_teachers(config: config_dict.ConfigDict, plan: Plan, ask: bool = True) -> dict[str, TeacherSource | EndpointSource]:
-    """Role -> its teacher; the same object for roles that have one teacher. Without `ask` those behind endpoints are left out.
+def find_teachers(config: config_dict.ConfigDict, plan: Plan, ask: bool = True) -> dict[str, Source]:
+    """Role -> its teacher; the same object for roles that have one teacher. Without `ask` only those whose parameters a run holds.
 
     Raises `ConfigError` naming the option: for a run, a checkpoint, a model or a preset that is not there, a run directory that is not
     trusted, an endpoint without prompt log-probs, and a vocabulary that is not the student's.
     """
+    from marl_llm.training.privileged import SelfTeacher
+
     runs: dict[pathlib.Path, TeacherRun] = {}
-    sources: dict[tuple, TeacherSource | EndpointSource] = {}
+    sources: dict[tuple, Source] = {}
     found = {}
     for role, section in config.teachers.items():
-        if section.url is not None and not ask:
+        if (section.url is not None or section.context is not None) and not ask:
             continue
         key, student = _key(role, section), plan.assignment.roles[role]
         try:
@@ -156,11 +175,13 @@ def find_teachers(config: config_dict.ConfigDict, plan: Plan, ask: bool = True) 
                 if (place := pathlib.Path(section.run).resolve()) not in runs:
                     runs[place] = _open_run(key, pathlib.Path(section.run))
                 source = _source_of_run(key, role, section, plan.shapes[student].vocab_size, runs[place])
+            elif section.context is not None:
+                source = ContextSource(key, SelfTeacher(section.context, plan.shapes[student].vocab_size))
             elif section.url is not None:
                 source = _source_of_endpoint(key, role, section, plan.shapes[student].vocab_size)
             else:
                 source = _source_of_files(key, section, plan, student)
-            if source.identity not in sources:
+            if source.identity not in sources and not isinstance(source, ContextSource):
                 _check_vocabulary(source, student, student_tokenizer(plan, student))
         except (ValueError, OSError) as error:
             raise ConfigError(str(error) if isinstance(error, ConfigError) else f"{key}: {error}") from error
@@ -276,8 +297,8 @@ def _plain_words(tokenizer: Tokenizer, size: int) -> dict[int, str]:
 
 
 def make_teachers(
-    sources: dict[str, TeacherSource | EndpointSource], config: config_dict.ConfigDict, mesh: Any
-) -> dict[str, Teacher | TeacherEndpoint]:
+    sources: dict[str, Source], config: config_dict.ConfigDict, mesh: Any
+) -> dict[str, Teacher | TeacherEndpoint | SelfTeacher]:
     """Role -> its teacher, with its parameters on the mesh if it is held here; the same object for roles that have one source.
 
     `config` is that of the students' run, whose seed a preset begins with. Raises `ConfigError` for parameters that cannot be read.
@@ -286,12 +307,12 @@ def make_teachers(
     from marl_llm.training.distillation import Teacher, cut_vocabulary
     from marl_llm.training.learner import frozen_base
 
-    made: dict[int, Teacher | TeacherEndpoint] = {}
+    made: dict[int, Teacher | TeacherEndpoint | SelfTeacher] = {}
     for source in sources.values():
         if id(source) in made:
             continue
-        if isinstance(source, EndpointSource):
-            made[id(source)] = source.endpoint
+        if isinstance(source, EndpointSource | ContextSource):
+            made[id(source)] = source.endpoint if isinstance(source, EndpointSource) else source.teacher
             continue
         try:
             params = _run_params(source, mesh) if source.run else _file_params(source, config, mesh)

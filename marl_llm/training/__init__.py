@@ -33,10 +33,13 @@ from marl_llm.training.train_state import (
     TrainState,
     apply_gradient,
     decayed,
+    fall_of,
     fresh_train_state,
     linear_decay,
     make_optimizer,
     make_train_state,
+    scheduled_rate,
+    state_bytes,
 )
 from marl_llm.training.update import Advantages, LearnerOptions, Trained, Update, compute_advantages
 from marl_llm.workflows import Assignment, Environment, RolloutError, WorkflowError
@@ -99,10 +102,10 @@ __all__ = [
     "Advantages", "AttachedTeam", "Batch", "CheckpointError", "Checkpoints", "CompiledTeam", "HostedTeam", "Learner", "LeagueOptions",
     "LearnerOptions", "ModelSpec", "PackingError", "PlacementError", "PlayOptions", "TrainState", "RecordError", "RolloutError", "Seat",
     "Sweep", "Team", "TokenSample",
-    "Tokens", "Trained", "Update", "compute_advantages", "compile_quickly", "decayed", "fresh_train_state", "linear_decay", "make_sft",
-    "make_mesh", "make_optimizer", "make_train_state", "make_rollout", "make_team", "make_token_kl", "over_data", "pack", "parse_seat",
-    "parse_seats", "parts_of", "read_recorded", "sampling_of", "split_evenly", "apply_gradient", "summarise", "use_cpu_devices",
-    "with_value_head",
+    "Tokens", "Trained", "Update", "compute_advantages", "compile_quickly", "decayed", "fall_of", "fresh_train_state", "linear_decay",
+    "make_mesh", "make_optimizer", "make_sft", "make_train_state", "make_rollout", "make_team", "make_token_kl", "over_data", "pack",
+    "parse_seat", "parse_seats", "parts_of", "read_recorded", "sampling_of", "scheduled_rate", "split_evenly", "apply_gradient",
+    "state_bytes", "summarise", "use_cpu_devices", "with_value_head",
 ]  # fmt: skip
 
 

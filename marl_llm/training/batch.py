@@ -47,6 +47,7 @@ class Batch:
         `advantages` `[S]` are written beside their samples.
       rollout: of hosted play, the whole plays as graphs, for `marl_llm.workflows.storage`; None: compiled play has none.
       left_out: numbers of tasks that were played and are not trained on, see `training.refills`; None: nothing is refilled.
+      privileged: the prompts of teachers with privileged context, by sample, see `training.privileged`; None: nobody has one.
       corrected: what a coach would have had said, behind the prompts at which it was not, and the role of each; None: nobody corrects.
     """
 
@@ -60,6 +61,7 @@ class Batch:
     corrected: tuple[Tokens, list[str]] | None = None
     rollout: Rollout | None = None
     left_out: tuple[int, ...] | None = None
+    privileged: Sequence[tuple[int, ...] | None] | None = None
 
     def __repr__(self) -> str:
         return f"Batch(step {self.step}: {len(self.tokens)} samples, {int(np.sum(self.table.where))} of them trained)"

@@ -24,6 +24,7 @@ from marl_llm.models.log_probs import score_hidden
 from marl_llm.models.packed import packed_hidden
 from marl_llm.training.outside_teachers import OutsideTeacher
 from marl_llm.training.packing import PackedRows
+from marl_llm.training.privileged import SelfTeacher
 from marl_llm.training.scoring import by_row, by_sample, response_where, sample_where
 from marl_llm.training.steps import Sums
 
@@ -83,7 +84,7 @@ def cut_vocabulary(params: dict, size: int) -> dict:
 
 
 def teaching_of(
-    student: ModelConfig, roles: Sequence[str], teachers: Mapping[str, Teacher | OutsideTeacher]
+    student: ModelConfig, roles: Sequence[str], teachers: Mapping[str, Teacher | OutsideTeacher | SelfTeacher]
 ) -> tuple[Teaching | None, list[Teacher]]:
     """(who teaches whom, the distinct teachers that are held here) of a model; (None, []) without any. Raises `ValueError` for another
     vocabulary."""

@@ -33,6 +33,7 @@ from marl_llm.training.mesh import own_mesh, serving_mesh
 from marl_llm.training.oversample import BackgroundRollout, EpisodeQueue, Given, bias_figures, version_of
 from marl_llm.training.packing import Tokens
 from marl_llm.training.play_options import PlayOptions, check_play
+from marl_llm.training.privileged import Prompts, SelfTeacher, privileged_prompts
 from marl_llm.training.recorder import hosted_figures, recorder
 from marl_llm.training.refills import RefillRound, chosen_tasks, refill_figures, signal_of, tasks_left_out
 from marl_llm.training.seats import Seat, external_player
@@ -134,6 +135,8 @@ class HostedTeam(Team):
         self._own()
         if recipe.joint == "cross":
             check_cross(environment.workflow)
+        taught = {role: teacher for spec in specs.values() for role, teacher in spec.teachers.items()}
+        self._contexts = {role: teacher.context for role, teacher in taught.items() if isinstance(teacher, SelfTeacher)}
         self._training = self._training_controller(trained)
         tasks = functools.partial(environment.tasks, "train")
         self._queue = EpisodeQueue(self._training, self.plays, tasks) if play.oversample else None
@@ -279,7 +282,8 @@ class HostedTeam(Team):
         figures |= self._current.draft_figures() if self._options.draft_tokens else {}
         figures |= self._coaching.looked(figures) if self._coaching else {}
         better = corrected(rollout, samples, self._renderers()) if self.corrections else None
-        return Batch(step, self.roles, tokens, table, version, figures, self._recorder(rollout, samples), better, rollout)
+        record, told = self._recorder(rollout, samples), self._privileged(rollout, samples)
+        return Batch(step, self.roles, tokens, table, version, figures, record, better, rollout, privileged=told)
 
     def _rollout(self, step: int, first: int, count: int, over: int) -> tuple[Rollout, Mapping[int, Given]]:
         """A step's episodes, and for each task's number what its engine was given."""
@@ -316,8 +320,13 @@ class HostedTeam(Team):
         version = np.asarray([version_of(self._given, s.call) for s in samples.trained()], np.int32)
         figures, record = refill_figures(rounds, chosen), self._recorder(rollout, samples)
         figures |= self._current.draft_figures() if self._options.draft_tokens else {}
-        left_out = tasks_left_out(rounds, chosen)
-        return Batch(step, self.roles, *from_table(samples, self.budgets), version, figures, record, rollout=rollout, left_out=left_out)
+        left_out, told = tasks_left_out(rounds, chosen), self._privileged(rollout, samples)
+        columns = from_table(samples, self.budgets)
+        return Batch(step, self.roles, *columns, version, figures, record, rollout=rollout, left_out=left_out, privileged=told)
+
+    def _privileged(self, rollout: Rollout, samples: SampleTable) -> Prompts | None:
+        """The prompts of teachers with privileged context; None where nobody has one."""
+        return privileged_prompts(rollout, samples, self._renderers(), self._contexts) if self._contexts else None
 
     def _recorder(self, rollout: Rollout, trained: SampleTable | None = None) -> Callable:
         tokenizers = {name: renderer.tokenizer for name, renderer in self._renderers().items()}

@@ -31,6 +31,7 @@ from marl_llm.training.distillation import Teacher, Teaching, teaching_of
 from marl_llm.training.host_copies import to_device, to_host
 from marl_llm.training.outside_teachers import OutsideTeacher, TaughtTokens, ask_teachers
 from marl_llm.training.packing import Tokens
+from marl_llm.training.privileged import OwnScores, SelfTeacher
 from marl_llm.training.processes import put
 from marl_llm.training.scoring import make_token_kl
 from marl_llm.training.sft import make_sft
@@ -60,7 +61,7 @@ class ModelSpec:
     lora: LoraConfig | None = None
     sampler: Any = None
     options: LearnerOptions | None = None
-    teachers: Mapping[str, Teacher | OutsideTeacher] = dataclasses.field(default_factory=dict)
+    teachers: Mapping[str, Teacher | OutsideTeacher | SelfTeacher] = dataclasses.field(default_factory=dict)
 
 
 def with_value_head(params: dict) -> dict:
@@ -229,10 +230,15 @@ class Learner:
         """KL of each chosen sample to this model as it began, summed over its tokens: what `kl_where="reward"` charges. `[len(chosen)]`."""
         return self._token_kl(self.reference, tokens, chosen)[chosen].sum(axis=1)
 
-    def ask_teachers(self, tokens: Tokens, table: Samples) -> TaughtTokens | None:
-        """What teachers behind endpoints say of a step's samples, for `learn`; None where no role of this model has one. Raises
-        `TeacherError`."""
-        return ask_teachers(self.options.recipe, self._outside, tokens, table)
+    def ask_teachers(self, tokens: Tokens, table: Samples, privileged: Sequence[Any] | None = None) -> TaughtTokens | None:
+        """What teachers behind endpoints, and this model with privileged context, say of a step's samples, for `learn`; None where no role
+        of this model has one. `privileged`: the prompts with context, by sample. Raises `TeacherError`, and `ValueError` without them."""
+        teachers, own = dict(self._outside), [agent for agent, one in self._outside.items() if isinstance(one, SelfTeacher)]
+        if own and privileged is None:
+            raise ValueError("a teacher with privileged context needs the prompts that hold it, which hosted play of text gives")
+        o, both = self.options, (self.policy.params, self.base)
+        scores = OwnScores(self.spec.config, self.spec.lora, self.mesh, both, o.minibatch, o.microbatch_tokens)
+        return ask_teachers(o.recipe, teachers | dict.fromkeys(own, scores), tokens, table, privileged)
 
     def learn(
         self,

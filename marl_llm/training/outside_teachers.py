@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -65,9 +65,11 @@ def top_k_of(recipe: Recipe) -> int:
     return recipe.distill_top_k
 
 
-def ask_teachers(recipe: Recipe, teachers: Mapping[int, OutsideTeacher], tokens: Tokens, table: Samples) -> TaughtTokens | None:
+def ask_teachers(
+    recipe: Recipe, teachers: Mapping[int, OutsideTeacher], tokens: Tokens, table: Samples, privileged: Sequence[Any] | None = None
+) -> TaughtTokens | None:
     """Asks the teachers, by agent number, about a step's samples, each once for all its agents. None without teachers. Raises
-    `TeacherError`."""
+    `TeacherError`. `privileged`: the ids that a sample's teacher reads in place of its prompt, or None, by sample."""
     if not teachers:
         return None
     top_k, count = top_k_of(recipe), len(tokens.log_probs)
@@ -80,6 +82,8 @@ def ask_teachers(recipe: Recipe, teachers: Mapping[int, OutsideTeacher], tokens:
         chosen = np.flatnonzero(counts & np.isin(table.agent, agents) & (tokens.size > 0))
         places = [slice(first, end) for first, end in _spans(tokens.response_at[chosen], tokens.size[chosen])]
         prompts = [ids[first:end] for first, end in _spans(tokens.prompt_at[chosen], tokens.prompt_size[chosen])]
+        if privileged is not None:
+            prompts = [prompt if privileged[number] is None else np.asarray(privileged[number]) for number, prompt in zip(chosen, prompts)]
         samples = [StudentSample(prompt, responses[place]) for prompt, place in zip(prompts, places, strict=True)]
         for place, taught in zip(places, teacher.score(samples, top_k), strict=True):
             columns.log_probs[place], columns.top_ids[place] = taught.log_probs, taught.top_ids

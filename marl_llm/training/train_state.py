@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -10,7 +11,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Real
 
+from marl_llm.algorithms._arrays import check_choice
 from marl_llm.models import ModelConfig, init_params
+from marl_llm.models.sharding import path_name
 
 
 class TrainState(NamedTuple):
@@ -40,18 +43,27 @@ def _add_decay(weight_decay: float, updates: dict, params: dict) -> dict:
 
 
 @functools.lru_cache(64)
-def make_optimizer(max_grad_norm: float = 1.0, b1: float = 0.9, b2: float = 0.99, weight_decay: float = 0.0):
-    """Adam after clipping by global norm, at the learning rate 1: a loop that has a schedule passes the rate to `apply_gradient`.
+def make_optimizer(max_grad_norm: float = 1.0, b1: float = 0.9, b2: float = 0.99, weight_decay: float = 0.0, name: str = "adamw"):
+    """An optimizer after clipping by global norm, at the learning rate 1: a loop that has a schedule passes the rate to `apply_gradient`.
 
-    `weight_decay` falls on the matrices that `decayed` names.
-    Equal arguments give the same object, so that models which are updated alike share compiled programs.
+    `weight_decay` falls on the matrices that `decayed` names. `name` is "adamw", "muon" or "adafactor".
+    Equal arguments give the same object, so that models which are updated alike share compiled programs. Raises `ValueError` for an
+    unknown name.
     """
+    makers = {"adamw": _adam, "muon": _muon, "adafactor": _adafactor}
+    check_choice("name", name, makers)
     return optax.chain(
         optax.stateless(functools.partial(_clip, max_grad_norm)),
-        _adam(b1, b2),
+        makers[name](b1, b2),
         optax.stateless(functools.partial(_add_decay, weight_decay)),
         optax.scale(-1.0),
     )
+
+
+def state_bytes(optimizer: optax.GradientTransformation, params: dict) -> int:
+    """Bytes of an optimizer's arrays beside parameters, which may be arrays or `jax.ShapeDtypeStruct`s, and are float32 in training."""
+    state = jax.eval_shape(functools.partial(make_train_state, optimizer=optimizer), params).opt_state
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state) if leaf.ndim)
 
 
 def _clip(most: float, gradient: dict, _: dict | None) -> dict:
@@ -72,12 +84,63 @@ def _adam(b1: float, b2: float, eps: float = 1e-8) -> optax.GradientTransformati
         mean = optax.tree.update_moment(gradient, old.mu, b1, 1)
         square = optax.tree.update_moment_per_elem_norm(gradient, old.nu, b2, 2)
         new = optax.ScaleByAdamState(optax.safe_increment(old.count), mean, square)
-        state = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+        state = _if_finite(finite, new, old)
         mean = optax.tree.bias_correction(state.mu, b1, state.count)
         square = optax.tree.bias_correction(state.nu, b2, state.count)
         return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mean, square), state
 
     return optax.GradientTransformationExtraArgs(optax.scale_by_adam(b1=b1, b2=b2).init, update)
+
+
+def _if_finite(finite: Bool[Array, ""] | bool, new: optax.OptState, old: optax.OptState) -> optax.OptState:
+    return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+
+
+def _muon(b1: float, b2: float) -> optax.GradientTransformation:
+    """Muon for the matrices of layers and adapters, Adam for all else (Jordan 2024; Liu et al., arXiv 2502.16982, Algorithm 1).
+
+    m ← .95 m + .05 g; the step is the Nesterov momentum, orthogonalised by five Newton-Schulz iterations, times .2 √max(in, out), so that
+    it is as long as one of Adam's and both go with one learning rate. Heads of an attention are one matrix; experts are one each. State:
+    one float32 moment of these matrices.
+    """
+    both = optax.contrib.muon(1.0, adam_b1=b1, adam_b2=b2, consistent_rms=0.2, muon_weight_dimension_numbers=_muon_axes)
+    return _kept_if_finite(optax.chain(both, optax.scale(-1.0)))
+
+
+def _muon_axes(params: dict) -> dict:
+    """Per leaf the input and output axes of its matrix, counted from the end, or None where Adam steps."""
+
+    def axes(path, leaf) -> optax.contrib.MuonDimensionNumbers | None:
+        names = path_name(path).split("/")
+        if leaf.ndim < 2 or names[-1] == "output" or any(map(_undecayed, names)):
+            return None
+        if names[-1] == "kernel" and names[-2] in ("query", "key", "value"):
+            return optax.contrib.MuonDimensionNumbers(-3, (-2, -1))
+        if names[-2:] == ["output", "kernel"]:
+            return optax.contrib.MuonDimensionNumbers((-3, -2), -1)
+        return optax.contrib.MuonDimensionNumbers(-2, -1)
+
+    return jax.tree_util.tree_map_with_path(axes, params)
+
+
+def _adafactor(b1: float, b2: float) -> optax.GradientTransformation:
+    """Adafactor (Shazeer & Stern, arXiv 1804.04235, Algorithm 4) without momentum and at an absolute learning rate; reads no b1 and b2.
+
+    The second moments of a matrix are the means of its rows and of its columns, so a model's take 1 % of its parameters' bytes; the decay
+    is 1 − t^−0.8, and a leaf's step has root mean square 1 at most. Leaves without two axes of 32 or more keep whole moments.
+    """
+    del b1, b2
+    return _kept_if_finite(optax.chain(optax.scale_by_factored_rms(min_dim_size_to_factor=32), optax.clip_by_block_rms(1.0)))
+
+
+def _kept_if_finite(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """An optimizer whose state a gradient that is not finite leaves as it was."""
+
+    def update(gradient: dict, old: optax.OptState, params: dict | None = None, *, finite: Bool[Array, ""] | bool = True, **_):
+        updates, new = optimizer.update(gradient, old, params)
+        return updates, _if_finite(finite, new, old)
+
+    return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
 
 @functools.lru_cache(1)
@@ -129,11 +192,37 @@ def apply_gradient(
     return TrainState(jax.tree.map(lambda new, old: jnp.where(finite, new, old), stepped, state.params), opt_state), norm
 
 
+def fall_of(schedule: str, cooldown: float = 0.2) -> Callable[[Array], Array]:
+    """How a learning rate falls: share of the steps behind the warm-up -> share of the way from the peak to the floor.
+
+    "constant" does not fall. "linear" and "cosine" (Loshchilov & Hutter, arXiv 1608.03983, Eq. 5) do from the warm-up's end on. "wsd"
+    (warmup-stable-decay: Hu et al., arXiv 2404.06395; Hägele et al., arXiv 2405.18392) falls linearly over the last share `cooldown` of the
+    steps. Raises `ValueError` for an unknown schedule.
+
+    >>> float(fall_of("wsd", cooldown=0.5)(0.75))
+    0.5
+    """
+    check_choice("schedule", schedule, ("constant", "linear", "cosine", "wsd"))
+    return {
+        "constant": lambda done: 0 * done,
+        "linear": lambda done: done,
+        "cosine": lambda done: (1 - jnp.cos(jnp.pi * done)) / 2,
+        "wsd": lambda done: jnp.maximum(0.0, 1 - (1 - done) / cooldown),
+    }[schedule]
+
+
+def scheduled_rate(
+    fall: Callable[[Array], Array], step: Real[Array, ""] | int | float, total: int, peak: float, warmup: int = 0, floor: float = 0.0
+) -> Float[Array, ""]:
+    """Learning rate at a step: linear warm-up over `warmup` steps to `peak`, then as `fall_of` says to `floor * peak`, from `total` on."""
+    step = jnp.asarray(step, jnp.float32)
+    up = jnp.minimum(1.0, (step + 1) / max(warmup, 1))
+    down = 1.0 - (1.0 - floor) * fall(jnp.clip((step - warmup) / max(total - warmup, 1), 0.0, 1.0))
+    return peak * up * down
+
+
 def linear_decay(
     step: Real[Array, ""] | int | float, total: int, peak: float, warmup: int = 0, floor: float = 0.0
 ) -> Float[Array, ""]:
     """Learning rate: linear warm-up over `warmup` steps, then linear decay to `floor * peak` at `total`."""
-    step = jnp.asarray(step, jnp.float32)
-    up = jnp.minimum(1.0, (step + 1) / max(warmup, 1))
-    down = 1.0 - (1.0 - floor) * jnp.clip((step - warmup) / max(total - warmup, 1), 0.0, 1.0)
-    return peak * up * down
+    return scheduled_rate(fall_of("linear"), step, total, peak, warmup, floor)

@@ -88,7 +88,8 @@ def test_a_team_is_distilled_into_one_model(team, student):
         assert distances[0] > 0.5
         assert distances[-1] < 0.5 * distances[0], distances
     assert read_record(student)["config"]["teachers"]["second"] == {
-        "run": str(team), "step": 1, "model": None, "path": None, "preset": None, "url": None, "key_env": None, "timeout_s": None
+        "run": str(team), "step": 1, "model": None, "path": None, "preset": None, "url": None, "key_env": None, "timeout_s": None,
+        "context": None,
     }  # fmt: skip
 
 

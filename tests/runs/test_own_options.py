@@ -13,7 +13,9 @@ import marl_llm as ml
 from marl_llm.runs.api import make_config
 from marl_llm.runs.command import ConfigError
 from marl_llm.runs.loop import learning_rates, rate_figures
+from marl_llm.runs.own_options import learner_options, own_learners
 from marl_llm.runs.resolve import resolve
+from marl_llm.training import make_optimizer
 
 ROOT = pathlib.Path(__file__).parents[2]
 SMALL = {"rollout": {"tasks": 2}, "quick_compile": True, "devices": 1}
@@ -35,6 +37,21 @@ def test_each_model_has_its_learning_rate_and_schedule():
     alike = config_of()
     with resolve(alike):
         assert learning_rates(alike, ("tool", "planner"), 0, 4) == (pytest.approx(3e-4), pytest.approx(3e-4))
+
+
+def test_each_model_has_its_optimizer_and_its_schedule():
+    config = config_of(optimizer={"name": "muon", "schedule": "cosine", "warmup": 0})
+    config.optimizer.update(schedule="constant", decay_steps=10)
+    with resolve(config) as plan:
+        rates, _ = learning_rates(config, ("tool", "planner"), 5, 10)
+        own = own_learners(config, plan, "cpu")
+        assert own["planner"].optimizer is make_optimizer(1.0, b2=0.99, weight_decay=0.0, name="muon")
+        assert learner_options(config, plan, "cpu").optimizer is make_optimizer(1.0, b2=0.99, weight_decay=0.0, name="adamw")
+    assert rates == {"tool": pytest.approx(1.5e-3), "planner": pytest.approx(1.5e-3 * 0.525)}
+    config.models.planner.optimizer.schedule = None
+    with pytest.raises(ConfigError, match=r"config.optimizer.decay_steps=10 would have no effect: schedule is not linear or cosine or wsd"):
+        with resolve(config):
+            pass
 
 
 def test_a_rate_reaches_its_model_alone():
@@ -72,6 +89,9 @@ def test_each_model_has_its_loss_and_optimizer(tmp_path):
     [
         ({"optimizer": {"learning_rate": -1.0}}, r"config.models.planner.optimizer.learning_rate=-1.0 must be positive and finite"),
         ({"optimizer": {"minibatch": 0}}, r"config.models.planner.optimizer.minibatch=0 must be at least 1"),
+        ({"optimizer": {"name": "lion"}}, r"config.models.planner.optimizer.name='lion'"),
+        ({"optimizer": {"name": "adafactor", "b2": 0.9}}, r"config.models.planner.optimizer.b2 would have no effect: name is not adamw or muon"),
+        ({"optimizer": {"cooldown": 0.5}}, r"config.models.planner.optimizer.cooldown would have no effect: schedule is not wsd"),
         ({"recipe": {"clip_low": 3.0}}, r"config.models.planner.recipe: at_grpo: clip_low=3.0 must be a number"),
         ({"recipe": {"kl_kind": "k1"}}, r"config.models.planner.recipe: at_grpo: kl_kind='k1' would have no effect"),
         ({"kind": "frozen", "optimizer": {"warmup": 1}}, "config.models.planner.optimizer.warmup would have no effect: the model does not train"),
