@@ -1,5 +1,6 @@
 """Every test runs with jaxtyping's shapes and beartype's types checked, a persistent compilation cache, and limits on memory."""
 
+import functools
 import gc
 import os
 import pathlib
@@ -52,6 +53,7 @@ def _runs_draw_no_pictures():
     """Matplotlib takes 2 s over the pictures of a run. Those that `test_runs`, `test_report` and processes of their own draw are enough."""
     from marl_llm.viewing import onefile
 
+    @functools.wraps(onefile.write_report)
     def write_page(workdir, pictures=False):
         return onefile.write_report(workdir, pictures=False)
 

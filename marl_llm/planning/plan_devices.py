@@ -119,3 +119,10 @@ def _gpus(name: str, count: int):
         return None
     except Exception as e:  # the plugin raises whatever its C library says
         raise PlanError(f"--topology={name}:{count}: the GPU compiler did not answer ({e}); --compile=False counts instead") from e
+
+
+def split_mesh(data: int, fsdp: int, models: int) -> tuple[int, int] | None:
+    """(data, fsdp) of the part of each model where each has its own; None where the mesh does not divide."""
+    if data % models == 0:
+        return data // models, fsdp
+    return (data, fsdp // models) if fsdp % models == 0 else None

@@ -13,7 +13,7 @@ import re
 import time
 from typing import Any
 
-from marl_llm.planning.plan_devices import GPUS, PlanError, devices_of, mesh_axes
+from marl_llm.planning.plan_devices import GPUS, PlanError, devices_of, mesh_axes, split_mesh
 
 
 def programs(
@@ -401,13 +401,6 @@ def _engine(shape, sizes: PlanSizes, mesh, budget: float | int, whole: bool) -> 
     with for_platform(mesh.devices.flat[0].platform):
         on = serving_mesh(mesh, sizes.served or None)
         return engine_figures(shape, on, lane, budget, sizes.recipe.group_size, sizes.lora, models, whole, mesh)
-
-
-def split_mesh(data: int, fsdp: int, models: int) -> tuple[int, int] | None:
-    """(data, fsdp) of the part of each model where each has its own; None where the mesh does not divide."""
-    if data % models == 0:
-        return data // models, fsdp
-    return (data, fsdp // models) if fsdp % models == 0 else None
 
 
 def _compile(lowered):
