@@ -194,7 +194,7 @@ PRESET, URL = {"preset": "nano"}, "http://127.0.0.1:9/v1"
     [
         ({}, {}, r"config\.recipe\.distill_coef=1 needs a teacher for a role of model 'first_second': set config\.teachers\.first\.run"),
         ({"frist": PRESET}, {}, r"config\.teachers\.frist teaches no role; did you mean 'first'"),
-        ({"first": {}}, {}, r"config\.teachers\.first names no teacher: set its run, path, url or preset"),
+        ({"first": {}}, {}, r"config\.teachers\.first names no teacher: set its run, path, url, context or preset"),
         ({"first": {"url": URL, "path": "a"}}, {}, r"config\.teachers\.first\.url would have no effect: its path names the teacher"),
         ({"first": PRESET | {"key_env": "KEY"}}, {}, r"config\.teachers\.first\.key_env would have no effect: it names no url"),
         ({"first": PRESET | {"model": "x"}}, {}, r"config\.teachers\.first\.model would have no effect: it names no run or url"),
