@@ -4,6 +4,7 @@ Run as a program it is a server process: `python tests/games/openenv_stand_in.py
 """
 
 import contextlib
+import itertools
 import json
 import random
 import threading
@@ -13,16 +14,21 @@ import uuid
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import serve
 
+RESETS = itertools.count()
+
 
 class Guess:
-    """The environment of one session: a number from 0 to 9."""
+    """The environment of one session: a number from 0 to 9. A broken one counts resets, so that no two in a row are alike by chance."""
 
     def __init__(self, kind="kept"):
         self.kind, self.number, self.steps = kind, 0, 0
 
     def reset(self, seed=None, low=0, **_):
-        source = {"kept": random.Random(seed), "one": random.Random(1), "broken": random.Random()}[self.kind]
-        self.number, self.steps = source.randrange(low, 10), 0
+        if self.kind == "broken":
+            self.number = low + next(RESETS) % (10 - low)
+        else:
+            self.number = random.Random(seed if self.kind == "kept" else 1).randrange(low, 10)
+        self.steps = 0
         return self.seen("guess")
 
     def step(self, guess):

@@ -83,7 +83,7 @@ def test_law_5_neither_order_nor_micro_batches_nor_devices_change_the_step():
     moved, metrics = step(recipe, microbatch_tokens=64)
     order = np.random.default_rng(0).permutation(len(make_samples()[0]))
     for other, figures in (step(recipe, order=order, microbatch_tokens=64), step(recipe), step(recipe, devices=2)):
-        assert_close(other, moved, atol=2e-6)
+        assert_close(other, moved, atol=5e-6)
         for name in ("loss", "distill_kl/0", "distill_kl/1", "teacher_gap/0", "teacher_gap/1"):
             assert figures[name] == pytest.approx(metrics[name], abs=2e-6), name
 
