@@ -144,11 +144,11 @@ FAULTS = {
     ("marl_llm/planning/program_costs.py", "tests/experiments/test_program_costs.py"): {
         "every loop counts by ones": ("math.ceil(numbers[0] / self._step(loop, place[0]) if place else numbers[0])", "numbers[0]"),
         "a loop keeps what it changes": ("if self._origin(lines, name) == place}", "if True}"),
-        "what a loop inside keeps is not followed": ('if whole.opcode == "while" and place', 'if whole.opcode == "call" and place'),
-        "a loop inside keeps all that it carries": ('and place in self._kept(whole.called["body"][0]):', "and place >= 0:"),
-        "what is kept is moved out in the outermost loop alone": ("{place for place, name in enumerate(given) if name in moved}", "set()"),
+        "what a loop inside keeps is not followed": ('if source.opcode == "while" and place', 'if source.opcode == "call" and place'),
+        "a loop inside keeps all that it carries": ('and place in self._kept(source.called["body"][0]):', "and place >= 0:"),
+        "what is kept is moved out in the outermost loop alone": ("{place for place, name in enumerate(carried) if name in moved}", "set()"),
         "what is kept stays on the chip": ("results=tuple(dataclasses.replace(r, main=True)", "results=tuple(dataclasses.replace(r, main=r.main)"),
-        "a known kernel's operands count whole": ("self.known and self.known in _source(one))", "False)"),
+        "a known kernel's operands count whole": ("self.known and self.known in _source(op))", "False)"),
     },
     ("marl_llm/planning/engine_programs.py", "tests/experiments/test_plan.py"): {
         "a first block of pages is counted twice": ("(blocks[i % len(blocks)] - 1) * loop.read", "blocks[i % len(blocks)] * loop.read"),

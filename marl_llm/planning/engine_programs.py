@@ -94,7 +94,7 @@ def _served(config: ModelConfig, mesh: Mesh, trained_on: Mesh, lora: LoraConfig 
     trained = params
     if lora:  # one base, and the adapters of all models on it
         adapters = jax.eval_shape(lambda key: init_adapters(config, key, lora), jax.random.key(0))
-        trained = jax.eval_shape(lambda base, one: attach_many(base, [one] * models, lora), params, adapters)
+        trained = jax.eval_shape(lambda base, adapter: attach_many(base, [adapter] * models, lora), params, adapters)
 
     def place(tree, mesh, rules):
         return jax.tree.map(
@@ -143,7 +143,7 @@ def engine_programs(
     def draws(n):
         return jax.eval_shape(lambda: jax.tree.map(jnp.asarray, sampling_metadata(n, [], {}, ())))
 
-    plain = dict(mesh=mesh, truncates=False, width=0)
+    shared = dict(rules=rules, root=root, mesh=mesh, truncates=False, width=0)
     s = sizes.max_num_seqs // parts
     row = Row(
         i32(parts * s),
@@ -156,30 +156,30 @@ def engine_programs(
     groups = max(1, int(min(s // branches, count * page // tokens)))
     lists = page_lists(running(parts, s, groups, branches, sizes, page), s, parts, page, config.windowed)
     j = config.key_value_heads // (mesh.shape["tensor"] if any(heads) else 1)
-    here, size = (j, config.query_heads // config.key_value_heads, config.head_dim), jnp.dtype(config.compute_dtype).itemsize
+    head_shape, size = (j, config.query_heads // config.key_value_heads, config.head_dim), jnp.dtype(config.compute_dtype).itemsize
     blocks, fetched = tuple(-(-int(x.most) // entries_at_once(page, x.rows.shape[-1], x.page.shape[-1])) for x in lists), 0
-    if not config.windowed and by_kernel(config.attention, page, s, here, size, lists):
-        blocks, fetched = (), bytes_read(np.concatenate([x.length[0] for x in lists]), s, here, page, size)  # all parts have as much
+    if not config.windowed and by_kernel(config.attention, page, s, head_shape, size, lists):
+        blocks, fetched = (), bytes_read(np.concatenate([x.length[0] for x in lists]), s, head_shape, page, size)  # all parts have as much
 
-    def given(tree):
+    def packed(tree):
         return dict(given=i32((layout := layout_of(tree)).words), layout=layout)
 
-    low = {"decode": decode.lower(config, served, pages, **given((row, lists)), rules=rules, root=root, chunk=sizes.decode_steps, **plain)}
+    lowered = {"decode": decode.lower(config, served, pages, **packed((row, lists)), chunk=sizes.decode_steps, **shared)}
     longest_piece = sizes.piece or PIECE.get(platform(), 512)
     piece = min(longest_piece, bucket(sizes.prompt_tokens, 8))
     b = max(1, min(sizes.admit, max(2 * longest_piece, PROGRAM_TOKENS) // piece))
     room = bucket(longest)
 
-    def entering(rows, columns):
+    def admission(rows, columns):
         n = parts * rows
         each = i32(n, columns), i32(n), i32(parts, rows, room), i32(parts, rows), i32(parts, rows)
-        return given(Admission(*each, i32(parts, rows, touched(page, columns)), draws(n)))
+        return packed(Admission(*each, i32(parts, rows, touched(page, columns)), draws(n)))
 
-    low["admit"] = admit.lower(config, served, pages, **entering(b, piece), rules=rules, root=root, fresh=False, **plain)
+    lowered["admit"] = admit.lower(config, served, pages, **admission(b, piece), fresh=False, **shared)
     if sizes.draft_tokens:
-        low["verify"] = verify.lower(config, served, pages, **entering(s, sizes.draft_tokens + 1), rules=rules, root=root, **plain)
-    low["swap"] = swap
-    return EnginePrograms(low, groups, blocks, fetched, config.layers, per_device(pages), per_device(served))
+        lowered["verify"] = verify.lower(config, served, pages, **admission(s, sizes.draft_tokens + 1), **shared)
+    lowered["swap"] = swap
+    return EnginePrograms(lowered, groups, blocks, fetched, config.layers, per_device(pages), per_device(served))
 
 
 def _measured(programs: EnginePrograms, whole: bool) -> dict:
@@ -208,10 +208,10 @@ def step_reads(text: ProgramText, programs: EnginePrograms) -> float | int:
     """
     chunk, *others = (loop for loop in text.loops() if loop.depth < 2)
     lists, blocks, layers = [loop for loop in others if loop.depth == 1], programs.blocks, programs.layers
-    found = {"loops": len(lists), "kernels": text.calls(NAME, chunk.name)}
+    counts = {"loops": len(lists), "kernels": text.calls(NAME, chunk.name)}
     wanted = {"loops": len(blocks) * layers, "kernels": (programs.fetched > 0) * layers}
-    if found != wanted:
-        raise ValueError(f"the decode program has {found} over pages in its chunk, not {wanted}")
+    if counts != wanted:
+        raise ValueError(f"the decode program has {counts} over pages in its chunk, not {wanted}")
     again = sum((blocks[i % len(blocks)] - 1) * loop.read for i, loop in enumerate(lists))  # once is counted in the chunk
     return chunk.read + again + layers * programs.fetched
 
@@ -237,15 +237,15 @@ def engine_figures(
     decode loop), and `layers` compiled.
     """
     depths = (config.layers,) if whole or config.layers < 3 else (1, 2)
-    found = []
+    measured = []
     for depth in depths:
         part = dataclasses.replace(config, layers=depth)
-        made = engine_programs(part, mesh, sizes, budget * depth / config.layers, branches, lora, models, trained_on)
-        found.append(_measured(made, len(depths) == 1))
-    out = dict(found[0])
-    if len(found) > 1:
-        further = {name: found[0][name] + (config.layers - 1) * (found[1][name] - found[0][name]) for name in found[0]}
-        out = {name: max(further[name], found[0][name], found[1][name]) for name in further}  # the second may need less
+        programs = engine_programs(part, mesh, sizes, budget * depth / config.layers, branches, lora, models, trained_on)
+        measured.append(_measured(programs, len(depths) == 1))
+    out = dict(measured[0])
+    if len(measured) > 1:
+        further = {name: measured[0][name] + (config.layers - 1) * (measured[1][name] - measured[0][name]) for name in measured[0]}
+        out = {name: max(further[name], measured[0][name], measured[1][name]) for name in further}  # the second may need less
     out["needed"] = roofline.decode_step(
         config, out["groups"], branches, sizes.prompt_tokens, sizes.response_tokens, mesh.shape["tensor"]
     ).bytes

@@ -59,11 +59,11 @@ class PlanError(ConfigError):
     """The plan cannot be made; the message says why and what to do."""
 
 
-def mesh_axes(devices: int, text: str, said: tuple[int, int] = (1, 1)) -> tuple[int, int, int]:
+def mesh_axes(devices: int, text: str, configured: tuple[int, int] = (1, 1)) -> tuple[int, int, int]:
     """(data, fsdp, tensor) for a number of devices: as the text has them, else as `said`, a config's `mesh.fsdp` (0: all that are left) and
     `mesh.tensor`, unless those are 1 and 1. Raises `PlanError` when they do not divide."""
-    if said != (1, 1) and not text:
-        fsdp, tensor = said[0] or max(1, devices // said[1]), said[1]
+    if configured != (1, 1) and not text:
+        fsdp, tensor = configured[0] or max(1, devices // configured[1]), configured[1]
     elif text:
         try:
             fsdp, tensor = map(int, text.split(","))
@@ -112,9 +112,9 @@ def _gpus(name: str, count: int):
 
     from marl_llm.training.roofline import CHIPS
 
-    told = GPUS[name].text(CHIPS[name].memory, CHIPS[name].bandwidth)
+    target = GPUS[name].text(CHIPS[name].memory, CHIPS[name].bandwidth)
     try:
-        return topologies.get_topology_desc(platform="cuda", target_config=told, topology=f"1x1x{count}").devices
+        return topologies.get_topology_desc(platform="cuda", target_config=target, topology=f"1x1x{count}").devices
     except NotImplementedError:
         return None
     except Exception as e:  # the plugin raises whatever its C library says

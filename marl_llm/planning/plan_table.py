@@ -51,16 +51,16 @@ def phase_lines(out: dict) -> list[str]:
 
 def placement_lines(out: dict) -> list[str]:
     """The times of `config.placement`, for a team that speaks in one order or the other."""
-    found, mesh = out["placement"], out["mesh"]
+    times, mesh = out["placement"], out["mesh"]
     lines = ["  placement    roles in sequence     in parallel      optimizer step of all models   (seconds at least; decoding one turn)"]
     for name in ("shared", "split"):
-        if name in found:
-            x = found[name]
+        if name in times:
+            x = times[name]
             lines.append(f"    {name:<10} {x['sequence']:16.3f} {x['parallel']:15.3f} {x['update']:21.3f}")
-    if not found["part"]:
+    if not times["part"]:
         lines.append(f"    split: {out['models']} models divide neither data={mesh['data']} nor fsdp={mesh['fsdp']}")
-    elif found["part"][1] != mesh["fsdp"]:
-        part = f"fsdp={found['part'][1]}, tensor={mesh['tensor']}"
+    elif times["part"][1] != mesh["fsdp"]:
+        part = f"fsdp={times['part'][1]}, tensor={mesh['tensor']}"
         lines.append(f"    split: with mesh {part} and config.devices={mesh['data'] * out['models']}, for parts are cut along data")
     return lines
 

@@ -1,10 +1,9 @@
 """What a compiled program does, read from its text: FLOPs of its products, bytes that it reads from memory, and what it gathers.
 
-XLA's own cost analysis counts the body of a loop once, however often it runs. Here a loop counts as often as its condition says where that
-is a number, and once where it is data; such loops are told apart, so that a caller can say how often they run. A product is a `dot` or a
-`convolution`; what a kernel inside a custom call does is not seen, so a caller says it (`kernels`, `known`). Bytes are those that an
-instruction reads of arrays that do not lie on the chip (memory space 0), each as often as it is read; of an array that is sliced or
-gathered from, only what is taken.
+XLA's own cost analysis counts the body of a loop once, however often it runs. Here a loop counts as often as it runs where its condition
+compares with a number, and once where it compares with data; `ProgramText.loops` lists those, so that a caller can multiply. A product is a
+`dot` or a `convolution`; the caller supplies what kernels inside custom calls do (`kernels`, `known`). Bytes are those that an instruction
+reads of arrays in main memory (memory space 0), each as often as it is read; of an array that is sliced or gathered from, only the slices.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """A loop whose number of iterations is data, with what one of them costs; loops in it that are data too count once, and are told."""
+    """A loop whose number of iterations is data, and the cost of one iteration; such loops inside it count once, and are listed too."""
 
     name: str
     flops: float | int
@@ -77,15 +76,15 @@ class Gather:
 
 
 def _arrays(text: str) -> tuple[Array, ...]:
-    found = []
+    arrays = []
     for dtype, dims, layout in _ARRAY.findall(text):
         space = re.search(r"S\((\d+)\)", layout or "")
-        found.append(Array(dtype, tuple(int(n) for n in dims.split(",") if n), space is None or space.group(1) == "0"))
-    return tuple(found)
+        arrays.append(Array(dtype, tuple(int(n) for n in dims.split(",") if n), space is None or space.group(1) == "0"))
+    return tuple(arrays)
 
 
 def _split_type(text: str) -> tuple[str, str]:
-    """(type, rest) of what stands behind ' = '."""
+    """(type, rest) of the text after ' = '."""
     if not text.startswith("("):
         return text.split(" ", 1)[0], text.split(" ", 1)[1]
     depth = 0
@@ -97,16 +96,16 @@ def _split_type(text: str) -> tuple[str, str]:
 
 
 def _instruction(line: str) -> Instruction | None:
-    found = re.match(r"\s+(ROOT )?%([\w.\-]+) = (.*)", line)
-    if not found:
+    match = re.match(r"\s+(ROOT )?%([\w.\-]+) = (.*)", line)
+    if not match:
         return None
-    kind, rest = _split_type(found.group(3))
+    kind, rest = _split_type(match.group(3))
     opcode, rest = re.match(r"([\w\-]+)\((.*)", rest).groups()
     depths = itertools.accumulate(((letter == "(") - (letter == ")") for letter in rest), initial=1)
     end = next(i for i, depth in enumerate(depths) if depth == 0)
     operands = tuple(re.findall(r"%([\w.\-]+)", rest[:end]))
     called = {key: tuple(re.findall(r"%([\w.\-]+)", value)) for key, value in _CALLED.findall(rest[end:].split(", metadata=")[0])}
-    return Instruction(found.group(2), opcode, _arrays(kind), operands, called, line, bool(found.group(1)))
+    return Instruction(match.group(2), opcode, _arrays(kind), operands, called, line, bool(match.group(1)))
 
 
 def text_of(lowered, compiled) -> str:
@@ -128,64 +127,64 @@ class ProgramText:
     def __init__(self, text: str, kernels: Mapping[str, Callable[[tuple[int, ...]], float | int]] | None = None, known: str | None = None):
         self.kernels, self.known = kernels or {}, known
         self.computations: dict[str, dict[str, Instruction]] = {}
-        here, self.entry = None, ""
+        computation, self.entry = None, ""
         for line in text.splitlines():
             if opening := re.match(r"(ENTRY )?%([\w.\-]+) \(.*\{$", line):
-                here = self.computations.setdefault(opening.group(2), {})
+                computation = self.computations.setdefault(opening.group(2), {})
                 self.entry = opening.group(2) if opening.group(1) else self.entry
             elif line.startswith("}"):
-                here = None
-            elif here is not None and (one := _instruction(line)):
-                here[one.name] = one
+                computation = None
+            elif computation is not None and (instruction := _instruction(line)):
+                computation[instruction.name] = instruction
         if not self.entry:
             raise ValueError("this text has no ENTRY computation: it is not what `compiled.as_text()` gives")
 
     # ------------------------------------------------------------------------------------------------ loops
     def trips(self, loop: Instruction) -> int | None:
-        """How often a loop runs: as the compiler noted it, or its condition's `i < n` with a number n, begun at 0 and in the steps that its
-        body adds to i, by ones as in scans or by twos as in products whose weights travel meanwhile; None where n is data."""
+        """How often a loop runs: the compiler's `known_trip_count`, or n divided by the body's step where its condition is `i < n` from 0
+        (scans step by 1, products that overlap with the transfer of their weights by 2); None where n is data."""
         if noted := re.search(r'known_trip_count"?:\{"n":"(\d+)"', loop.line):
             return int(noted.group(1))
         (condition,) = loop.called["condition"]
         lines = self.computations[condition]
-        root = next(one for one in lines.values() if one.root)
+        root = next(op for op in lines.values() if op.root)
         if root.opcode == "fusion":
             inner = self.computations[root.called["calls"][0]]
-            compare = next((one for one in inner.values() if one.root), root)
-            given = [lines[name] for name in root.operands]
+            compare = next((op for op in inner.values() if op.root), root)
+            operands = [lines[name] for name in root.operands]
         else:
-            compare, given = root, [lines[name] for name in root.operands if name in lines]
+            compare, operands = root, [lines[name] for name in root.operands if name in lines]
         if compare.opcode != "compare" or "direction=LT" not in compare.line:
             return None
-        numbers = _numbers(given)
+        numbers = _numbers(operands)
         if len(numbers) != 1:
             return None
-        place = [_place(one) for one in given if one.opcode == "get-tuple-element"]
+        place = [_place(op) for op in operands if op.opcode == "get-tuple-element"]
         return math.ceil(numbers[0] / self._step(loop, place[0]) if place else numbers[0])
 
     def _step(self, loop: Instruction, place: int) -> int:
-        """What a loop's body adds to the value at a place of what it carries; 1 where that is not the sum of it and a number."""
+        """The number that a loop's body adds to the value at `place` of its carry; 1 where it does anything else with it."""
         lines = self.computations[loop.called["body"][0]]
-        root = next(one for one in lines.values() if one.root)
+        root = next(op for op in lines.values() if op.root)
         new = lines.get(root.operands[place])
         while new is not None and new.opcode == "copy":
             new = lines.get(new.operands[0])
         if new is None:
             return 1
         inside = self.computations[new.called["calls"][0]].values() if new.opcode == "fusion" else ()
-        adds = new.opcode == "add" or any(one.root and one.opcode == "add" for one in inside)
+        adds = new.opcode == "add" or any(op.root and op.opcode == "add" for op in inside)
         steps = _numbers([*(lines[name] for name in new.operands if name in lines), *inside])
         return steps[0] if adds and len(steps) == 1 and steps[0] > 0 else 1
 
     def _inside(self, name: str, cost, fusions: bool):
         """`cost` of each instruction of a computation and of all that it calls, loops as often as they run; `fusions`: within them too."""
         total = 0.0
-        for one in self.computations[name].values():
-            total += cost(name, one)
-            for key, names in one.called.items():
-                if key in ("body", "branch_computations") or (key == "to_apply" and one.opcode == "call") or key == "calls":
-                    often = (self.trips(one) or 1) if key == "body" else 1
-                    total += often * sum(self._inside(n, cost, fusions) for n in names if key != "calls" or fusions)
+        for op in self.computations[name].values():
+            total += cost(name, op)
+            for key, names in op.called.items():
+                if key in ("body", "branch_computations") or (key == "to_apply" and op.opcode == "call") or key == "calls":
+                    runs = (self.trips(op) or 1) if key == "body" else 1
+                    total += runs * sum(self._inside(n, cost, fusions) for n in names if key != "calls" or fusions)
         return total
 
     # ------------------------------------------------------------------------------------------------ costs
@@ -197,161 +196,161 @@ class ProgramText:
         """Bytes that a computation reads from main memory."""
         return self._inside(name or self.entry, self._read_cost, fusions=False)
 
-    def _flops_cost(self, computation: str, one: Instruction) -> float | int:
-        if one.opcode == "custom-call":
-            return self._kernel_flops(one)
-        if one.opcode not in ("dot", "convolution"):
+    def _flops_cost(self, computation: str, op: Instruction) -> float | int:
+        if op.opcode == "custom-call":
+            return self._kernel_flops(op)
+        if op.opcode not in ("dot", "convolution"):
             return 0.0
-        left, right = (self.computations[computation][n].results[0].dims for n in one.operands[:2])
-        return _product_flops(one, left, right)
+        left, right = (self.computations[computation][n].results[0].dims for n in op.operands[:2])
+        return _product_flops(op, left, right)
 
-    def _kernel_flops(self, one: Instruction) -> float | int:
-        return sum(flops(one.results[0].dims) for name, flops in self.kernels.items() if name in _source(one))
+    def _kernel_flops(self, op: Instruction) -> float | int:
+        return sum(flops(op.results[0].dims) for name, flops in self.kernels.items() if name in _source(op))
 
     def calls(self, kernel: str, name: str) -> int:
         """How many custom calls with `kernel` in their names in the source a computation makes itself."""
-        return sum(one.opcode == "custom-call" and kernel in _source(one) for one in self.computations[name].values())
+        return sum(op.opcode == "custom-call" and kernel in _source(op) for op in self.computations[name].values())
 
-    def _read_cost(self, computation: str, one: Instruction) -> float | int:
-        if one.opcode in FREE or (one.opcode == "custom-call" and self.known and self.known in _source(one)):
+    def _read_cost(self, computation: str, op: Instruction) -> float | int:
+        if op.opcode in FREE or (op.opcode == "custom-call" and self.known and self.known in _source(op)):
             return 0.0
         lines, total = self.computations[computation], 0.0
-        for number, name in enumerate(one.operands):
+        for number, name in enumerate(op.operands):
             if name in lines and len(lines[name].results) == 1 and lines[name].results[0].main:
-                total += self._taken(one, number, lines[name].results[0].bytes)
+                total += self._taken(op, number, lines[name].results[0].bytes)
         return total
 
-    def _taken(self, one: Instruction, operand: int, whole: float | int) -> float | int:
+    def _taken(self, op: Instruction, operand: int, size: float | int) -> float | int:
         """Bytes that an instruction reads of one operand of so many bytes."""
-        if one.opcode in TAKES and operand == 0:
-            return min(whole, sum(r.bytes for r in one.results))
-        if one.opcode in ("slice-start", "dynamic-slice-start") and operand == 0:  # of (what it reads, what it makes, a flag)
-            return min(whole, one.results[1].bytes)
-        if one.opcode in ("dynamic-update-slice", "scatter") and operand == 0:
+        if op.opcode in TAKES and operand == 0:
+            return min(size, sum(r.bytes for r in op.results))
+        if op.opcode in ("slice-start", "dynamic-slice-start") and operand == 0:  # of (what it reads, what it makes, a flag)
+            return min(size, op.results[1].bytes)
+        if op.opcode in ("dynamic-update-slice", "scatter") and operand == 0:
             return 0.0  # changed where it lies
-        if one.opcode != "fusion":
-            return whole
-        return min(whole, self._taken_inside(one.called["calls"][0], operand, whole))
+        if op.opcode != "fusion":
+            return size
+        return min(size, self._taken_inside(op.called["calls"][0], operand, size))
 
-    def _taken_inside(self, computation: str, parameter: int, whole: float | int) -> float | int:
+    def _taken_inside(self, computation: str, parameter: int, size: float | int) -> float | int:
         lines = self.computations[computation]
-        (source,) = [one.name for one in lines.values() if one.opcode == "parameter" and f"parameter({parameter})" in one.line]
+        (source,) = [op.name for op in lines.values() if op.opcode == "parameter" and f"parameter({parameter})" in op.line]
         total, names = 0.0, [source]
         while names:
             name = names.pop()
-            if lines[name].root:  # handed on as it is
-                return whole
-            for one in lines.values():
-                for number, operand in enumerate(one.operands):
-                    if operand == name and one.opcode in SAME:
-                        names.append(one.name)
+            if lines[name].root:  # passed on unchanged
+                return size
+            for op in lines.values():
+                for number, operand in enumerate(op.operands):
+                    if operand == name and op.opcode in SAME:
+                        names.append(op.name)
                     elif operand == name:
-                        total += self._taken(one, number, whole)
+                        total += self._taken(op, number, size)
         return total
 
-    # ------------------------------------------------------------------------------------------------ what is where
+    # ------------------------------------------------------------------------------------------------ loops and gathers
     def loops(self, name: str | None = None, depth: int = 0) -> list[Loop]:
         """The loops whose number of iterations is data, outermost first."""
         out = []
-        for one in self.computations[name or self.entry].values():
+        for op in self.computations[name or self.entry].values():
             for key in ("body", "branch_computations", "calls"):
-                for called in one.called.get(key, ()) if one.opcode != "fusion" else ():
-                    if key == "body" and self.trips(one) is None:
+                for called in op.called.get(key, ()) if op.opcode != "fusion" else ():
+                    if key == "body" and self.trips(op) is None:
                         out.append(Loop(called, self.flops(called), self.read(called), depth))
                     out += self.loops(called, depth + (key == "body"))
         return out
 
     def moved_out(self, body: str) -> ProgramText:
-        """This program, were there no room on the chip for what a loop keeps there: what each iteration of its body hands on as it got it
-        lies in main memory, and counts each time that it is read, also in loops inside."""
+        """This program if the chip had no room for a loop's constants: values that each iteration of its body passes on unchanged lie in
+        main memory, and count each time that they are read, also in loops inside."""
         out = copy.copy(self)
         out.computations = dict(self.computations)
         out._move(body, self._kept(body))
         return out
 
     def _kept(self, body: str) -> set[int]:
-        """The places of what a loop carries that its body hands on as it got them, by itself or through loops inside."""
+        """The places of a loop's carry that its body passes on unchanged, directly or through loops inside."""
         lines = self.computations[body]
-        root = next(one for one in lines.values() if one.root)
+        root = next(op for op in lines.values() if op.root)
         return {place for place, name in enumerate(root.operands) if self._origin(lines, name) == place}
 
     def _origin(self, lines: dict[str, Instruction], name: str) -> int | None:
         """Which place of a computation's parameter a value is, unchanged; None where it is not one."""
-        one = lines[name]
-        if one.opcode == "bitcast":
-            return self._origin(lines, one.operands[0])
-        if one.opcode != "get-tuple-element":
+        op = lines[name]
+        if op.opcode == "bitcast":
+            return self._origin(lines, op.operands[0])
+        if op.opcode != "get-tuple-element":
             return None
-        place, whole = _place(one), lines[one.operands[0]]
-        if whole.opcode == "parameter":
+        place, source = _place(op), lines[op.operands[0]]
+        if source.opcode == "parameter":
             return place
-        if whole.opcode == "while" and place in self._kept(whole.called["body"][0]):
-            return self._origin(lines, lines[whole.operands[0]].operands[place])
+        if source.opcode == "while" and place in self._kept(source.called["body"][0]):
+            return self._origin(lines, lines[source.operands[0]].operands[place])
         return None
 
     def _move(self, computation: str, places: set[int]) -> None:
-        """Sets what comes in at some places of a computation's parameter, and in loops inside that get it, into main memory."""
+        """Marks the values at `places` of a computation's parameter as in main memory, also in loops inside that carry them."""
         lines = self.computations[computation]
-        moved = {name for name, one in lines.items() if one.opcode in VIEWS and self._origin(lines, name) in places}
+        moved = {name for name, op in lines.items() if op.opcode in VIEWS and self._origin(lines, name) in places}
 
-        def main(one):
-            return dataclasses.replace(one, results=tuple(dataclasses.replace(r, main=True) for r in one.results))
+        def main(op):
+            return dataclasses.replace(op, results=tuple(dataclasses.replace(r, main=True) for r in op.results))
 
-        for one in lines.values():
-            if one.opcode == "while":
-                given = lines[one.operands[0]].operands
-                self._move(one.called["body"][0], {place for place, name in enumerate(given) if name in moved})
-        self.computations[computation] = {name: main(one) if name in moved else one for name, one in lines.items()}
+        for op in lines.values():
+            if op.opcode == "while":
+                carried = lines[op.operands[0]].operands
+                self._move(op.called["body"][0], {place for place, name in enumerate(carried) if name in moved})
+        self.computations[computation] = {name: main(op) if name in moved else op for name, op in lines.items()}
 
     def gathers(self, name: str | None = None, depth: int = 0) -> list[Gather]:
-        """All all-gathers, wherever they lie."""
+        """All all-gathers, also those in loops."""
         out = []
-        for one in self.computations[name or self.entry].values():
-            if one.opcode in ("all-gather", "all-gather-start"):
-                out.append(Gather(one.name, max(r.bytes for r in one.results), depth))
+        for op in self.computations[name or self.entry].values():
+            if op.opcode in ("all-gather", "all-gather-start"):
+                out.append(Gather(op.name, max(r.bytes for r in op.results), depth))
             for key in ("body", "branch_computations", "calls"):
-                for called in one.called.get(key, ()) if one.opcode != "fusion" else ():
+                for called in op.called.get(key, ()) if op.opcode != "fusion" else ():
                     out += self.gathers(called, depth + (key == "body"))
         return out
 
 
-def _source(one: Instruction) -> str:
-    """What an instruction is called in the source."""
-    found = re.search(r'op_name="([^"]*)"', one.line)
-    return found.group(1) if found else ""
+def _source(op: Instruction) -> str:
+    """The name of an instruction in the source."""
+    match = re.search(r'op_name="([^"]*)"', op.line)
+    return match.group(1) if match else ""
 
 
-def _place(one: Instruction) -> int:
-    """Of which place of a tuple a `get-tuple-element` is."""
-    return int(re.search(r"index=(\d+)", one.line).group(1))
+def _place(op: Instruction) -> int:
+    """The tuple index of a `get-tuple-element`."""
+    return int(re.search(r"index=(\d+)", op.line).group(1))
 
 
-def _numbers(given: Iterable[Instruction]) -> list[int]:
-    """The constants among some instructions, of whole numbers."""
-    return [int(m.group(1)) for one in given if one.opcode == "constant" and (m := re.search(r"constant\((\d+)\)", one.line))]
+def _numbers(instructions: Iterable[Instruction]) -> list[int]:
+    """The integer constants among some instructions."""
+    return [int(m.group(1)) for op in instructions if op.opcode == "constant" and (m := re.search(r"constant\((\d+)\)", op.line))]
 
 
-def _product_flops(one: Instruction, left: tuple[int, ...], right: tuple[int, ...]) -> float | int:
-    out = math.prod(one.results[0].dims)
-    if one.opcode == "dot":
-        found = re.search(r"lhs_contracting_dims=\{([0-9,]*)\}", one.line)
-        return 2.0 * out * math.prod(left[int(n)] for n in found.group(1).split(",") if n)
-    lhs, rhs, result = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", one.line).groups()
+def _product_flops(op: Instruction, left: tuple[int, ...], right: tuple[int, ...]) -> float | int:
+    out = math.prod(op.results[0].dims)
+    if op.opcode == "dot":
+        match = re.search(r"lhs_contracting_dims=\{([0-9,]*)\}", op.line)
+        return 2.0 * out * math.prod(left[int(n)] for n in match.group(1).split(",") if n)
+    lhs, rhs, result = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", op.line).groups()
     spatial = sorted(letter for letter in rhs if letter.isdigit())
-    window = dict(re.findall(r"(\w+)=([\w_\-]+)", (re.search(r"window=\{([^}]*)\}", one.line) or [None, ""])[1]))
+    window = dict(re.findall(r"(\w+)=([\w_\-]+)", (re.search(r"window=\{([^}]*)\}", op.line) or [None, ""])[1]))
 
     def entry(key, i, default):
         return int(window[key].split("x")[i]) if key in window else default
 
     pairs = 1.0
     for i, letter in enumerate(spatial):
-        sizes = left[lhs.index(letter)], right[rhs.index(letter)], one.results[0].dims[result.index(letter)]
+        sizes = left[lhs.index(letter)], right[rhs.index(letter)], op.results[0].dims[result.index(letter)]
         low = int(window["pad"].split("x")[i].split("_")[0]) if "pad" in window else 0
         pairs *= _pairs(*sizes, low, entry("stride", i, 1), entry("lhs_dilate", i, 1), entry("rhs_dilate", i, 1))
-    groups = re.search(r"batch_group_count=(\d+)", one.line)
+    groups = re.search(r"batch_group_count=(\d+)", op.line)
     over = right[rhs.index("i")]
-    outputs = one.results[0].dims[result.index("b")] * one.results[0].dims[result.index("f")]
-    return 2.0 * pairs * over * outputs * (left[lhs.index("b")] / one.results[0].dims[result.index("b")] / int(groups[1]) if groups else 1)
+    outputs = op.results[0].dims[result.index("b")] * op.results[0].dims[result.index("f")]
+    return 2.0 * pairs * over * outputs * (left[lhs.index("b")] / op.results[0].dims[result.index("b")] / int(groups[1]) if groups else 1)
 
 
 def _pairs(size: int, kernel: int, out: int, low: int, stride: int, dilate: int, kernel_dilate: int) -> int:
@@ -361,6 +360,6 @@ def _pairs(size: int, kernel: int, out: int, low: int, stride: int, dilate: int,
     total, span = 0, (size - 1) * dilate + 1
     for k in range(kernel):
         for o in range(out):
-            at = o * stride - low + k * kernel_dilate
-            total += 0 <= at < span and at % dilate == 0
+            position = o * stride - low + k * kernel_dilate
+            total += 0 <= position < span and position % dilate == 0
     return total

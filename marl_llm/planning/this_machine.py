@@ -1,4 +1,4 @@
-"""What a run takes on the CPUs of this machine, told before anything is loaded: memory and minutes, for `--dry_run` and `plan`.
+"""Memory and minutes that a run takes on the CPUs of this machine, estimated before anything is loaded, for `--dry_run` and `plan`.
 
 Both are counted from shapes, with prompts and responses at their longest. What the machine can do is measured within a second
 (`marl_llm.training.speed`); how much of it a run reaches was measured once, with SmolLM2-135M on two cores.
@@ -26,7 +26,7 @@ PAGE = 16  # tokens of a page of the engine
 
 
 def adapter_parameters(shape: Any, rank: int) -> int:
-    """Of one model's adapters on every matrix; of a mixture's on its attention alone."""
+    """Size of one model's adapters, which are on every matrix; in a mixture of experts on the attention alone."""
     d, heads, key_heads = shape.width, shape.query_heads * shape.head_dim, shape.key_value_heads * shape.head_dim
     attention = 2 * (d + heads) + 2 * (d + key_heads)
     return rank * shape.layers * (attention + (0 if shape.experts else 3 * (d + shape.feed_forward)))
@@ -46,15 +46,15 @@ def activations(shape: Any, tokens: int, row: int, adapters: bool = False) -> fl
 
 
 def memory(config: Any, plan: Plan, copies: int = 1) -> dict[str, float | int]:
-    """Bytes by what takes them. `copies`: CPU devices that hold all parameters."""
+    """Name of a use -> its bytes. `copies`: CPU devices that hold all parameters."""
     import jax.numpy as jnp
 
     from marl_llm.models import LoraConfig
     from marl_llm.models.serving import is_large
     from marl_llm.training.roofline import cache_bytes
 
-    bases, found = set(), {"program": PROGRAM, "parameters": 0, "optimizer": 0, "served": 0, "as they began": 0, "pages": 0, "update": 0}
-    found["teachers"] = sum(jnp.dtype(shape.compute_dtype).itemsize * shape.parameters for shape in teacher_shapes(config, plan))
+    bases, usage = set(), {"program": PROGRAM, "parameters": 0, "optimizer": 0, "served": 0, "as they began": 0, "pages": 0, "update": 0}
+    usage["teachers"] = sum(jnp.dtype(shape.compute_dtype).itemsize * shape.parameters for shape in teacher_shapes(config, plan))
     critic = config.optimizer.critic == "own" and plan.recipe.advantage_estimator == "critic"
     longest = [max(sizes) for sizes in zip(*plan.budgets.values(), strict=True)]
     for name, shape in plan.shapes.items():
@@ -62,30 +62,30 @@ def memory(config: Any, plan: Plan, copies: int = 1) -> dict[str, float | int]:
         trains, rank, whole = name in plan.assignment.trained, options.get("lora_rank"), size * shape.parameters
         learned = adapter_parameters(shape, rank) if rank else shape.parameters
         base = options.get("path"), options.get("preset")
-        found["parameters"] += 4 * learned + (whole if rank and base not in bases else 0)
+        usage["parameters"] += 4 * learned + (whole if rank and base not in bases else 0)
         if trains:
             optimizer = optimizer_of(config, name)["name"]
-            found["optimizer"] += moment_bytes(optimizer, shape, LoraConfig(rank) if rank else None)
-            found["optimizer"] += (4 * shape.parameters + moment_bytes(optimizer, shape)) * critic
-        found["as they began"] += 4 * learned if rank else whole
-        lies = bool(rank) and copies == 1 and is_large(shape, "cpu") and config.rollout.lora_serving in ("auto", "multi")
-        found["served"] += 4 * learned if lies else whole
+            usage["optimizer"] += moment_bytes(optimizer, shape, LoraConfig(rank) if rank else None)
+            usage["optimizer"] += (4 * shape.parameters + moment_bytes(optimizer, shape)) * critic
+        usage["as they began"] += 4 * learned if rank else whole
+        adapters_alone = bool(rank) and copies == 1 and is_large(shape, "cpu") and config.rollout.lora_serving in ("auto", "multi")
+        usage["served"] += 4 * learned if adapters_alone else whole
         bases.add(base)
         if plan.hosted:
             pages = config.rollout.max_num_seqs * -(-sum(longest) // PAGE) * PAGE
-            found["pages"] += cache_bytes(shape, pages, size)
+            usage["pages"] += cache_bytes(shape, pages, size)
         if trains:
             row = config.optimizer.row_tokens or plan.row_tokens
             tokens = config.optimizer.microbatch_tokens or max(MICROBATCH, row)
-            found["update"] = max(found["update"], activations(shape, tokens, row, bool(rank)) + 4 * learned)
+            usage["update"] = max(usage["update"], activations(shape, tokens, row, bool(rank)) + 4 * learned)
     if config.rollout.cache_gib is not None:
-        found["pages"] = min(found["pages"], config.rollout.cache_gib * GIB)
+        usage["pages"] = min(usage["pages"], config.rollout.cache_gib * GIB)
     shared = ("program", "as they began", "pages")
-    return {name: size if name in shared else size * copies for name, size in found.items() if size}
+    return {name: size if name in shared else size * copies for name, size in usage.items() if size}
 
 
 def seconds(config: Any, plan: Plan, limits: Any) -> dict[str, float]:
-    """Of compiling, of playing and of updating a step, of a validation and of a measurement, at the longest prompts and responses."""
+    """Name of a phase -> its seconds: compiling, a step's playing and updating, a validation and a measurement, all at full length."""
     requests = plan.played.workflow.body.request_count if plan.hosted else plan.game.max_turns * len(plan.game.roles)
     recipe = plan.recipe
     branches = recipe.group_size if recipe.sampling == "tree" else recipe.plays
@@ -105,7 +105,7 @@ def _playing(plan: Plan, limits: Any, tasks: int, requests: int, branches: int, 
     """Seconds of so many tasks with so many requests each, `group_size` times each; the roles' models share them evenly."""
     from marl_llm.training import roofline
 
-    found = 0.0
+    total = 0.0
     for model, shape in plan.shapes.items():
         prompt, response = _longest(plan, model)
         prompts = tasks * requests / len(plan.shapes)
@@ -113,20 +113,20 @@ def _playing(plan: Plan, limits: Any, tasks: int, requests: int, branches: int, 
         waves = prompts * branches / rows
         step = roofline.decode_step(shape, rows / branches, branches, prompt, response, 1, itemsize=4)
         read = roofline.prefill(shape, prompts, prompt, 1, itemsize=4)
-        found += (waves * response * limits.seconds(step) + limits.seconds(read)) / PLAYING
-    return found
+        total += (waves * response * limits.seconds(step) + limits.seconds(read)) / PLAYING
+    return total
 
 
 def _updating(plan: Plan, limits: Any, groups: int, branches: int) -> float:
     from marl_llm.training import roofline
 
-    found = 0.0
+    total = 0.0
     for model in plan.assignment.trained:
         shape, rank = plan.shapes[model], plan.options[model].get("lora_rank")
         share = groups / len(plan.assignment.trained)
         adapters = adapter_parameters(shape, rank) if rank else 0
-        found += limits.seconds(roofline.update(shape, share, branches, *_longest(plan, model), 1, 1, adapters)) / UPDATING
-    return found
+        total += limits.seconds(roofline.update(shape, share, branches, *_longest(plan, model), 1, 1, adapters)) / UPDATING
+    return total
 
 
 def _longest(plan: Plan, model: str) -> tuple[int, int]:
@@ -137,22 +137,22 @@ def _longest(plan: Plan, model: str) -> tuple[int, int]:
 
 def memory_limit() -> int:
     """Bytes that this process may have: the machine's, or its control group's."""
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = pathlib.Path("/sys/fs/cgroup/memory.max")
-    said = limit.read_text().strip() if limit.is_file() else "max"
-    return min(there, int(said)) if said.isdigit() else there
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return min(physical, int(text)) if text.isdigit() else physical
 
 
 def lines(config: Any, plan: Plan, mesh: Any) -> list[str]:
-    """What a run takes here, in words; nothing on other devices than CPUs, for which there is `marl_llm plan`."""
+    """Lines of text on what a run takes here; none on devices other than CPUs, for which there is `marl_llm plan`."""
     from marl_llm.models.serving import is_large
     from marl_llm.training.speed import machine_limits
 
     if mesh.devices.flat[0].platform != "cpu":
         return []
     limits, limit = machine_limits(mesh), memory_limit()
-    found = memory(config, plan, mesh.shape["data"])
-    total = sum(found.values())
+    usage = memory(config, plan, mesh.shape["data"])
+    total = sum(usage.values())
 
     def gib(size):
         return f"{size / GIB:.2f}"
@@ -160,25 +160,25 @@ def lines(config: Any, plan: Plan, mesh: Any) -> list[str]:
     verdict = (
         "" if total <= 0.9 * limit else "; THIS IS TOO MUCH: fewer rollout.max_num_seqs, optimizer.microbatch_tokens, or model.lora_rank"
     )
-    told = [
+    report = [
         f"this machine: {mesh.size} x CPU, {os.cpu_count()} cores, {gib(limit)} GiB, {limits.flops / 1e9:.0f} GFLOP/s, "
         f"{limits.bandwidth / 1e9:.0f} GB/s (measured)",
-        f"  memory       about {gib(total)} GiB: {', '.join(f'{name} {gib(size)}' for name, size in found.items())}{verdict}",
+        f"  memory       about {gib(total)} GiB: {', '.join(f'{name} {gib(size)}' for name, size in usage.items())}{verdict}",
     ]
-    if not any(one.get("path") or is_large(plan.shapes[name], "cpu") for name, one in plan.options.items() if name in plan.shapes):
-        return told  # of small models a step's time is that of the game, and of a thousand small operations
+    if not any(options.get("path") or is_large(plan.shapes[name], "cpu") for name, options in plan.options.items() if name in plan.shapes):
+        return report  # of small models a step's time is that of the game, and of a thousand small operations
     s = seconds(config, plan, limits)
     validations = config.steps // config.evaluation.every + 1
     measurements = len(tables(plan, config.evaluation.ablate_roles))
     step = s["playing"] + s["updating"]
     whole = s["compiling"] + config.steps * step + validations * s["a validation"] + measurements * s["a measurement"]
-    told += [
+    report += [
         f"  a step       at the longest prompts and responses about {step:.0f} s: playing {s['playing']:.0f}, updating "
         f"{s['updating']:.0f}; the first one {s['compiling'] + s['a validation'] + step:.0f} s after the start",
         f"  the run      about {whole / 60:.0f} minutes: {config.steps} steps, {validations} validations of {s['a validation']:.0f} s, "
         f"{measurements} measurements of {s['a measurement']:.0f} s",
     ]
-    return told
+    return report
 
 
 def planned(config: Any) -> list[str]:
