@@ -30,11 +30,11 @@ FAULTS = {
         "prompts are padded on the right": ('pad(ids, left, "left", pad_id)', 'pad(ids, left, "right", pad_id)'),
     },
     (E + "outcomes.py", "tests/evaluation/test_outcomes.py"): {
-        "aborted plays count": ("for one in self.outcomes if not one.aborted)", "for one in self.outcomes)"),
+        "aborted plays count": ("for outcome in self.outcomes if not outcome.aborted)", "for outcome in self.outcomes)"),
         "the interval takes plays of one task for independent": (
-            "return clustered(list(groups.values()))", "return clustered([[one.score] for one in self.played])"
+            "return clustered(list(groups.values()))", "return clustered([[outcome.score] for outcome in self.played])"
         ),
-        "a task's mean is its sum": ("task: float(np.mean(of)) for", "task: float(np.sum(of)) for"),
+        "a task's mean is its sum": ("task: float(np.mean(scores_of_task)) for", "task: float(np.sum(scores_of_task)) for"),
         "the difference is turned around": ("append(b[task] - a[task])", "append(a[task] - b[task])"),
     },
     ("marl_llm/training/compiled.py", "tests/training/test_team.py"): {
@@ -56,6 +56,6 @@ FAULTS = {
         "the clustered spread is the population's": ("* groups / (groups - 1) /", "/"),
         "agreeing clusters are certain": ("variance, count**2 / sum(n * n for n in sizes))", "variance, 1e9)"),
         "agreeing differences are certain": ("((squares + 1) / (groups + 2)", "(squares / (groups + 2)"),
-        "differences beyond 1 are cut": ("unit = max([1.0, *(abs(one) for cluster in scores for one in cluster)])", "unit = 1.0"),
+        "differences beyond 1 are cut": ("unit = max([1.0, *(abs(score) for cluster in scores for score in cluster)])", "unit = 1.0"),
     },
 }

@@ -22,8 +22,8 @@ def best_of(values: Sequence[float], k: int) -> float:
     pool = sorted(values)
     if not 1 <= k <= len(pool):
         raise ValueError(f"k={k} of a pool of {len(pool)} samples: k must lie between 1 and the size of the pool")
-    every = math.comb(len(pool), k)
-    return math.fsum(value * (math.comb(i, k - 1) / every) for i, value in enumerate(pool) if i >= k - 1)
+    subsets = math.comb(len(pool), k)
+    return math.fsum(value * (math.comb(i, k - 1) / subsets) for i, value in enumerate(pool) if i >= k - 1)
 
 
 def at_k(pools: Sequence[Sequence[float]], k: int) -> float:
@@ -42,9 +42,9 @@ def at_k_by_draws(pools: Sequence[Sequence[float]], k: int, seed: int = 0, draws
     if not pools or draws < 1:
         raise ValueError("no task to average over" if not pools else f"draws={draws} must be at least 1")
     rng = np.random.default_rng(seed)
-    found = []
+    maxima = []
     for pool in pools:
         if not 1 <= k <= len(pool):
             raise ValueError(f"k={k} of a pool of {len(pool)} samples: k must lie between 1 and the size of the pool")
-        found += [max(pool[i] for i in rng.choice(len(pool), k, replace=False)) for _ in range(draws)]
-    return math.fsum(found) / len(found)
+        maxima += [max(pool[i] for i in rng.choice(len(pool), k, replace=False)) for _ in range(draws)]
+    return math.fsum(maxima) / len(maxima)

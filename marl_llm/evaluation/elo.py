@@ -76,11 +76,11 @@ def checked_scores(wins: ArrayLike, draws: ArrayLike | None) -> Float[np.ndarray
 
 def reached(edges: Bool[np.ndarray, "N N"]) -> list[int]:
     """The players that player 0 reaches along edges, itself among them."""
-    found, new = {0}, [0]
+    players, new = {0}, [0]
     while new:
-        new = [int(j) for i in new for j in np.flatnonzero(edges[i]) if j not in found]
-        found |= set(new)
-    return sorted(found)
+        new = [int(j) for i in new for j in np.flatnonzero(edges[i]) if j not in players]
+        players |= set(new)
+    return sorted(players)
 
 
 def fit(scores: Float[np.ndarray, "N N"], prior: float | int) -> tuple[Float[np.ndarray, "N"], Float[np.ndarray, "N N"]]:

@@ -54,7 +54,7 @@ def clustered(scores: Sequence[Sequence[float | int]]) -> tuple[float, float]:
     count, sizes = sum(map(len, scores)), [len(cluster) for cluster in scores]
     mean = sum(map(sum, scores)) / count
     variance = sum(r * r for r in _residuals(scores)) * groups / (groups - 1) / count**2
-    if any(not 0 <= one <= 1 for cluster in scores for one in cluster):
+    if any(not 0 <= score <= 1 for cluster in scores for score in cluster):
         half = float(stdtrit(groups - 1, 0.975)) * math.sqrt(variance)
         return mean - half, mean + half
     mean = min(1.0, max(0.0, mean))  # a sum of floats may be past 1
@@ -73,7 +73,7 @@ def difference(scores: Sequence[Sequence[float | int]]) -> tuple[float, float]:
     cluster, or none, says nothing: (-1, 1). Differences outside of [-1, 1] are measured in units of the largest.
     """
     scores = [cluster for cluster in scores if len(cluster)]
-    unit = max([1.0, *(abs(one) for cluster in scores for one in cluster)])
+    unit = max([1.0, *(abs(score) for cluster in scores for score in cluster)])
     groups, count = len(scores), sum(map(len, scores))
     if groups < 2:
         return -unit, unit

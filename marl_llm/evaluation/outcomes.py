@@ -58,21 +58,21 @@ class Evaluation:
     @property
     def played(self) -> tuple[Outcome, ...]:
         """Outcomes that count."""
-        return tuple(one for one in self.outcomes if not one.aborted)
+        return tuple(outcome for outcome in self.outcomes if not outcome.aborted)
 
     @property
     def per_task(self) -> dict[int, float]:
         """Task -> mean score of its plays that are not aborted."""
         scores: dict[int, list[float]] = {}
-        for one in self.played:
-            scores.setdefault(one.task, []).append(one.score)
-        return {task: float(np.mean(of)) for task, of in scores.items()}
+        for outcome in self.played:
+            scores.setdefault(outcome.task, []).append(outcome.score)
+        return {task: float(np.mean(scores_of_task)) for task, scores_of_task in scores.items()}
 
     @property
     def interval(self) -> tuple[float, float]:
         """95 % interval of `success`, clustered by task, or by the tasks' clusters where they have some; see `clustered`."""
         groups: dict[str | int, list[float]] = {}
-        alike = {one.task: one.cluster or one.task for one in self.played}
+        alike = {outcome.task: outcome.cluster or outcome.task for outcome in self.played}
         for task, score in self.per_task.items():
             groups.setdefault(alike[task], []).append(score)
         return clustered(list(groups.values()))
@@ -83,29 +83,29 @@ class Evaluation:
         Raises `ValueError` where a task has fewer than k plays that are not aborted, or for a metric that was not measured.
         """
         pools: dict[int, list[float]] = {}
-        for one in self.played:
-            if metric != self.headline and metric not in one.team:
-                raise ValueError(f"at_k: no metric {metric!r} was measured; there are {', '.join((self.headline, *one.team))}")
-            pools.setdefault(one.task, []).append(one.score if metric == self.headline else one.team[metric])
+        for outcome in self.played:
+            if metric != self.headline and metric not in outcome.team:
+                raise ValueError(f"at_k: no metric {metric!r} was measured; there are {', '.join((self.headline, *outcome.team))}")
+            pools.setdefault(outcome.task, []).append(outcome.score if metric == self.headline else outcome.team[metric])
         return at_k(list(pools.values()), k)
 
     def summary(self) -> dict[str, Any]:
         """JSON: success, interval, episodes, aborted, turns, split, plays, temperature, roles (well_formed), team (further metrics)."""
         played = self.played
-        names = dict.fromkeys(name for one in played for name in one.team)
+        names = dict.fromkeys(name for outcome in played for name in outcome.team)
         return {
             "success": self.success,
             "interval": list(self.interval),
             "episodes": len(played),
             "tasks": len(self.per_task),
             "aborted": len(self.outcomes) - len(played),
-            "turns": float(np.mean([one.turns for one in played])) if played else 0.0,
+            "turns": float(np.mean([outcome.turns for outcome in played])) if played else 0.0,
             "split": self.split,
             "headline": self.headline,
             "temperature": self.temperature,
             "seats": dict(self.seats),
             "roles": {role: {"well_formed": share} for role, share in self.well_formed.items()},
-            "team": {name: float(np.mean([one.team[name] for one in played if name in one.team])) for name in names},
+            "team": {name: float(np.mean([outcome.team[name] for outcome in played if name in outcome.team])) for name in names},
         }
 
 
@@ -117,7 +117,7 @@ def paired(first: Evaluation, second: Evaluation) -> dict[str, Any]:
     """
     a, b = first.per_task, second.per_task
     common = [task for task in a if task in b]
-    alike = {one.task: one.cluster for one in first.played}
+    alike = {outcome.task: outcome.cluster for outcome in first.played}
     if not common or first.split != second.split:
         raise ValueError("the two evaluations share no task: evaluate both on the same split with the same seed")
     groups: dict[str | int, list[float]] = {}

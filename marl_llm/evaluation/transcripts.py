@@ -49,10 +49,10 @@ def episode(
             responses, ids = [], []
             for k in range(row.responses.tokens.shape[0]):
                 where = row.responses.where[k]
-                said = row.responses.tokens[k][where]
+                token_ids = row.responses.tokens[k][where]
                 responses.append(
                     {
-                        "text": decode(said),
+                        "text": decode(token_ids),
                         "chosen": bool(row.chosen == k),
                         "team": float(row.rewards.team[k]),
                         "local": float(row.rewards.local[k]),
@@ -63,7 +63,7 @@ def episode(
                 )
                 ids.append(
                     {
-                        "ids": [int(i) for i in said],
+                        "ids": [int(i) for i in token_ids],
                         "log_probs": [float(x) for x in row.responses.sampled_log_probs[k][where]],
                         "entropy": [float(x) for x in row.responses.entropy[k][where]],
                     }
@@ -92,6 +92,6 @@ def episode(
         "turns": int(ended.turns),
         "steps": steps,
     }
-    seen = [i for one in tokens for ids in (one["prompt_ids"], *(said["ids"] for said in one["responses"])) for i in ids]
+    seen = [i for entry in tokens for ids in (entry["prompt_ids"], *(response["ids"] for response in entry["responses"])) for i in ids]
     spelled = {"pieces": {"": pieces_of(game.tokenizer, seen)}, "specials": sorted(game.tokenizer.special_ids)}
     return record, {"episode": name, "steps": tokens, **spelled}
