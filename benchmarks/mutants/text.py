@@ -18,7 +18,7 @@ FAULTS = {
         "another end is no rewriting": (" or not self._ends_alike(text[end:], last.reply)", ""),
         "dropped newlines stay": ("while self._drops_newlines and cut", "while False and cut"),
         "an option that nobody reads passes": ("if name not in self.template.source]:", "if False]:"),
-        "private signs of contents are lost": ("found: chr(int(found.group(1), 16)) if found.group(1) else \"\"", "found: \"\""),
+        "private signs of contents are lost": ("match: chr(int(match.group(1), 16)) if match.group(1) else \"\"", "match: \"\""),
     },
     (X + "tool_calls.py", T + "test_tool_calls.py"): {
         "broken calls are lost": ("if call is None)", "if call is ...)"),
@@ -31,7 +31,7 @@ FAULTS = {
     (X + "loading.py", T + "test_jinja.py"): {
         "blanks around a content alter it": ("if message.content.strip() not in text:", "if message.content not in text:"),
         "arguments are never given as text": ("chat = chat if other.call_reader is None else other", "pass"),
-        "every trial is a rewriting": ("if not one.equal and not one.refused]", "if not one.equal]"),
+        "every trial is a rewriting": ("if not trial.equal and not trial.refused]", "if not trial.equal]"),
         "the history is not passed on": ("Chat(tokenizer, template, options, history, calls)", "Chat(tokenizer, template, options, calls=calls)"),
     },
     (X + "messages.py", T + "test_jinja.py"): {
@@ -48,7 +48,7 @@ FAULTS = {
         "a special spelling becomes a special token": ("ids = self._avoiding(text, self.special_ids, library)", "ids = self._run(self._full, text)\n        return ids"),
         "padding is decoded": (" if i != self.pad_id]", "]"),
         "the generation's stops are left out": ('if name == "generation_config.json" or not stops:', "if not stops:"),
-        "an id that contradicts the config passes": ("if found != content:", "if False:"),
+        "an id that contradicts the config passes": ("if stored != content:", "if False:"),
         "padding may be ordinary text": ("        if self._is_ordinary(self.pad_id):", "        if False:"),
     },
     (X + "rendering.py", T + "test_rendering.py"): {
@@ -76,7 +76,7 @@ FAULTS = {
         "a stop need be no special": ("if unknown := [s for s in self.stops if s not in self.specials]:", "if unknown := []:"),
         "the model's own end comes first": ("ends = [self.special_ids[s] for s in stops] + [i for i in [self._model.eos_id()] if i >= 0]", "ends = [i for i in [self._model.eos_id()] if i >= 0] + [self.special_ids[s] for s in stops]"),
         "the model's own end does not stop": (" + [i for i in [self._model.eos_id()] if i >= 0]", ""),
-        "a padding piece that is not there is the unknown one": ("        if self._model.id_to_piece(found) != piece:", "        if False:"),
+        "a padding piece that is not there is the unknown one": ("        if self._model.id_to_piece(piece_id) != piece:", "        if False:"),
         "an id behind the last is one": ("bad = [i for i in ids if not 0 <= i < vocab_size]", "bad = [i for i in ids if not 0 <= i <= vocab_size]"),
         "a surrogate is counted in bytes": ("near = text[max(0, error.start - 10)", "near = text[max(0, error.start - 9)"),
         "of marks side by side the first counts": ("yield from ((True, [mark]) for mark in run)", "yield True, [next(run)]"),
@@ -98,8 +98,8 @@ FAULTS = {
         "as many steps as may be are too many": ("if len(steps) > MAX_STEPS:", "if len(steps) >= MAX_STEPS:"),
         "a text of just the most growth is refused": ("if growth > MAX_GROWTH:", "if growth >= MAX_GROWTH:"),
         "a decoder has any number of steps": ("for name in (\"normalizer\", \"pre_tokenizer\", \"decoder\"):\n        steps,", "for name in (\"normalizer\", \"pre_tokenizer\"):\n        steps,"),
-        "a pattern of just the most characters is refused": ("or len(one) > MAX_PATTERN):", "or len(one) >= MAX_PATTERN):"),
-        "a written text of just the most characters is refused": ("if any(len(one) > MAX_PATTERN for", "if any(len(one) >= MAX_PATTERN for"),
+        "a pattern of just the most characters is refused": ("or len(spelling) > MAX_PATTERN):", "or len(spelling) >= MAX_PATTERN):"),
+        "a written text of just the most characters is refused": ("if any(len(insertion) > MAX_PATTERN for", "if any(len(insertion) >= MAX_PATTERN for"),
         "a regex grows as a text": ("return 1 + len(written[0])  #", "return len(written[0])  #"),
         "a longer pattern grows as a short one": ("max(1, -(-len(written[0]) // len(text)))", "max(1, len(written[0]))"),
         "added tokens have any id": ("[token.get(\"id\") for token in added if isinstance(token, dict)]", "[]"),

@@ -46,7 +46,7 @@ _ESCAPED = re.compile(f"{MARK}(?:-|([0-9a-f]+);)")
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """What was said to the policy, and its reply."""
+    """A prompt of the policy, and its reply."""
 
     head: tuple[int, ...]  # messages and the generation prompt
     opening: tuple[int, ...] = ()  # the think block, or its start, with which the generation prompt ends
@@ -150,19 +150,19 @@ class Chat:
     @functools.cached_property
     def _ends(self) -> tuple[int, ...]:
         """The special tokens that end a reply: the one that the template writes behind the last message, then behind an earlier one."""
-        ask, said = Message("user", "?"), Message("assistant", slot(0))
-        texts = [self._render([ask, said], (), False)]
+        ask, answer = Message("user", "?"), Message("assistant", slot(0))
+        texts = [self._render([ask, answer], (), False)]
         try:
-            texts.append(self._render([ask, said, ask], (), False))
+            texts.append(self._render([ask, answer, ask], (), False))
         except TemplateError:
-            pass  # it takes no question behind an answer, and will say so to whoever asks one
-        found = []
+            pass  # it refuses a question behind an answer, as `extend` will report
+        ends = []
         for text in texts:
             if slot(0) not in text:
                 raise ValueError(f"the chat template does not write what an assistant says as it is: {text[:200]!r}")
             if mark := self._special.search(text, text.index(slot(0))):
-                found.append(self.tokenizer.special_ids[mark.group()])
-        return tuple(dict.fromkeys(found))
+                ends.append(self.tokenizer.special_ids[mark.group()])
+        return tuple(dict.fromkeys(ends))
 
     @functools.cached_property
     def call_reader(self) -> CallReader | None:
@@ -177,8 +177,8 @@ class Chat:
         for reader in READERS.values():
             begins = [text.find(mark, text.find(slot(0)) + 1) for mark in reader.marks]
             begin = min((place for place in begins if place >= 0), default=-1)
-            said = self.ends_removed(text[begin:]) if begin >= 0 else ""
-            if reader.read(said).calls == (call,):
+            calls_text = self.ends_removed(text[begin:]) if begin >= 0 else ""
+            if reader.read(calls_text).calls == (call,):
                 return reader
         return None
 
@@ -204,7 +204,7 @@ class Chat:
 
     @functools.cached_property
     def _forged(self) -> re.Pattern:
-        """What contents may not write: special tokens, think tags, and this module's private characters."""
+        """Texts that no content may write: special tokens, think tags, and this module's private characters."""
         return _beginning({*self.tokenizer.special_ids, THINK, END_THINK})
 
     @functools.cached_property
@@ -213,7 +213,7 @@ class Chat:
         return _beginning(set(self.tokenizer.special_ids) - {THINK, END_THINK})
 
     def _guarded(self, message: Message) -> Message:
-        """A message with marks in all that no content may write."""
+        """A message with marks inside the texts that no content may write."""
         pattern = self._forged_by_assistant if message.role == "assistant" else self._forged
         thinking = None if message.thinking is None else _guard(message.thinking, self._forged)
         calls = tuple(ToolCall(_guard(call.name, self._forged), _guard(dict(call.arguments), self._forged)) for call in message.tool_calls)
@@ -260,9 +260,9 @@ class Chat:
         """
         if not messages:
             raise ValueError("a conversation starts with at least one message")
-        said, offered = tuple(map(self._guarded, messages)), self._offered(tools)
-        text = self._render(said, offered, True)
-        return Conversation((self._ask(text, None),), said=said, tools=offered, text=text)
+        guarded, offered = tuple(map(self._guarded, messages)), self._offered(tools)
+        text = self._render(guarded, offered, True)
+        return Conversation((self._ask(text, None),), said=guarded, tools=offered, text=text)
 
     def _ask(self, text: str, before: str | None) -> Turn:
         """A turn that waits for its reply, from a rendering that ends with a generation prompt."""
@@ -273,8 +273,8 @@ class Chat:
     def _start_of_thought(self, text: str, end: int) -> int:
         """Where the think block begins that stands before `end` and behind the last token that steers; `end` if there is none."""
         place = max((mark.end() for mark in self._steering.finditer(text, 0, end)), default=0)
-        found = text.find(THINK, place, end)
-        return end if found < 0 else found
+        start = text.find(THINK, place, end)
+        return end if start < 0 else start
 
     def reply(self, talk: Conversation, ids: Iterable[SupportsInt]) -> Conversation:
         """Appends what the policy emitted, its stop token included, verbatim. Raises `ValueError` if nobody was asked."""
@@ -297,18 +297,18 @@ class Chat:
         number, last = len(talk.turns) - 1, talk.turns[-1]
         reply = self.read(talk)
         answered = reply.tool_calls if any(m.role == "tool" for m in messages) else ()
-        said = (*talk.said, self._slotted(reply, answered, number), *map(self._guarded, messages))
+        all_messages = (*talk.said, self._slotted(reply, answered, number), *map(self._guarded, messages))
         try:
-            text = self._render(said, talk.tools, True)
+            text = self._render(all_messages, talk.tools, True)
         except TemplateError:
             if len(answered) < 2:
                 raise
-            said = (*talk.said, self._slotted(reply, answered[-1:], number), *map(self._guarded, messages))
-            text = self._render(said, talk.tools, True)  # some templates take one call in a message
+            all_messages = (*talk.said, self._slotted(reply, answered[-1:], number), *map(self._guarded, messages))
+            text = self._render(all_messages, talk.tools, True)  # some templates take one call in a message
         end = _end_of_slots(text, number)
         turns = (*talk.turns, self._ask(self._behind(text[end:], last.reply), ""))
         rewritten = talk.rewritten or not self._as_said(talk, reply, text[:end]) or not self._ends_alike(text[end:], last.reply)
-        grown = dataclasses.replace(talk, turns=turns, waiting=True, rewritten=rewritten, said=said, text=text)
+        grown = dataclasses.replace(talk, turns=turns, waiting=True, rewritten=rewritten, said=all_messages, text=text)
         if self.history == "template" and rewritten:
             turns = self._turns_of(talk, text)
             grown = dataclasses.replace(grown, turns=turns)
@@ -389,8 +389,8 @@ class Chat:
     @functools.cached_property
     def _drops_newlines(self) -> bool:
         """Whether the newlines behind a think block that the template drops go with it."""
-        said = Message("assistant", f"{THINK}\nx\n{END_THINK}\n\n{slot(0)}")
-        text = self._render([Message("user", "?"), said, Message("user", "?")], (), False)
+        message = Message("assistant", f"{THINK}\nx\n{END_THINK}\n\n{slot(0)}")
+        text = self._render([Message("user", "?"), message, Message("user", "?")], (), False)
         return not text[: max(0, text.find(slot(0)))].endswith("\n\n")
 
     def read(self, talk: Conversation) -> Reply:
@@ -423,13 +423,13 @@ def _guard(value: Any, forged: re.Pattern) -> Any:
 
 def unmarked(text: str) -> str:
     """A rendering as its contents were before they were guarded."""
-    return _ESCAPED.sub(lambda found: chr(int(found.group(1), 16)) if found.group(1) else "", text)
+    return _ESCAPED.sub(lambda match: chr(int(match.group(1), 16)) if match.group(1) else "", text)
 
 
-def _mark(found: re.Match) -> str:
+def _mark(match: re.Match) -> str:
     """A mark behind the sign, or in place of one that is a special token alone."""
-    sign = found.group()
-    return f"{MARK}{ord(sign):x};" if found["alone"] else f"{sign}{MARK}-"
+    sign = match.group()
+    return f"{MARK}{ord(sign):x};" if match["alone"] else f"{sign}{MARK}-"
 
 
 def _fill(text: str, words: Mapping[str, str]) -> str:
@@ -441,7 +441,7 @@ def _fill(text: str, words: Mapping[str, str]) -> str:
 
 def _end_of_slots(text: str, number: int) -> int:
     """Where a reply ends in a rendering: behind its content, or its last call. Raises `TemplateError` if the template shows neither."""
-    ends = [place + len(one) for one in (slot(number), slot(f"c{number}")) if (place := text.find(one)) >= 0]
+    ends = [place + len(marker) for marker in (slot(number), slot(f"c{number}")) if (place := text.find(marker)) >= 0]
     if not ends:
         raise TemplateError(f"the chat template does not write what an assistant says as it is: {text[-200:]!r}")
     return max(ends)

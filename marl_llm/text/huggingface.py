@@ -96,9 +96,9 @@ class HuggingFaceTokenizer:
             if token.special or token.content not in base:
                 added[token.content] = i
         for i, content in read_added_tokens(self.config, where):
-            found = self._full.id_to_token(i) if i < self.vocab_size else None
-            if found != content:
-                raise ValueError(f"{where}: id {i} is {content!r} here and {found!r} in tokenizer.json")
+            stored = self._full.id_to_token(i) if i < self.vocab_size else None
+            if stored != content:
+                raise ValueError(f"{where}: id {i} is {content!r} here and {stored!r} in tokenizer.json")
             if content not in base:
                 added[content] = i
         return added
@@ -135,10 +135,10 @@ class HuggingFaceTokenizer:
         return i in self._avoiding(self._full.decode([i], skip_special_tokens=False), {token: i})
 
     def _id(self, token: str, what: str) -> int:
-        found = self._full.token_to_id(token)
-        if found is None:
+        token_id = self._full.token_to_id(token)
+        if token_id is None:
             raise ValueError(f"{what} is {token!r}, which tokenizer.json does not hold")
-        return found
+        return token_id
 
     def __eq__(self, other) -> bool:
         return isinstance(other, HuggingFaceTokenizer) and self.files == other.files
@@ -168,8 +168,8 @@ class HuggingFaceTokenizer:
     def _encode_plain(self, text: str, library: Any) -> list[int]:
         ids = self._avoiding(text, self.special_ids, library)
         special = frozenset(self.special_ids.values())
-        if found := [self._tokens[i] for i in ids if i in special]:
-            raise ValueError(f"the tokenizer's normaliser turns this text into the special tokens {found}: {text[:80]!r}")
+        if special_tokens := [self._tokens[i] for i in ids if i in special]:
+            raise ValueError(f"the tokenizer's normaliser turns this text into the special tokens {special_tokens}: {text[:80]!r}")
         return ids
 
     def _avoiding(self, text: str, special_ids: Mapping[str, int], library: Any = None) -> list[int]:

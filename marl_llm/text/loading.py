@@ -21,7 +21,7 @@ class ChatTemplateWarning(UserWarning):
 
 
 class Trial(NamedTuple):
-    """A conversation to try: `replies` are the policy's, and `heard` what it hears behind each of them."""
+    """A conversation to try: `replies` are the policy's, and `heard` the messages behind each of them."""
 
     name: str
     start: tuple[Message, ...]
@@ -96,9 +96,9 @@ def takes_system(chat: Chat) -> bool:
 def spoken(chat: Chat, reply: Message) -> tuple[int, ...]:
     """The ids of a reply as a policy would emit it, with its end; calls as the template writes them."""
     if reply.tool_calls:
-        asked = chat.template.render([_ASK], (TOOL,), True, **chat.options)
-        said = chat.template.render([_ASK, reply, Message("tool", "")], (TOOL,), False, **chat.options)
-        text = said[len(asked) :] if said.startswith(asked) else said[said.index(_ASK.content) :]
+        prompt = chat.template.render([_ASK], (TOOL,), True, **chat.options)
+        rendered = chat.template.render([_ASK, reply, Message("tool", "")], (TOOL,), False, **chat.options)
+        text = rendered[len(prompt) :] if rendered.startswith(prompt) else rendered[rendered.index(_ASK.content) :]
         return chat.encode(chat.ends_removed(text)) + chat.stop_ids[:1]
     thought = ""
     if reply.thinking is not None:
@@ -161,8 +161,8 @@ def load_chat(
         results = try_template(chat)
     except ValueError as error:
         raise ValueError(f"{directory}: {error}") from error
-    if rewritten := [one.name for one in results if not one.equal and not one.refused]:
-        found = f"{len(rewritten)} of {len(results)} trials ({', '.join(rewritten)})"
-        message = f"{directory}: the chat template rewrites history in {found}; prompts keep what was said (history={history!r})"
+    if rewritten := [trial.name for trial in results if not trial.equal and not trial.refused]:
+        failures = f"{len(rewritten)} of {len(results)} trials ({', '.join(rewritten)})"
+        message = f"{directory}: the chat template rewrites history in {failures}; prompts keep what was said (history={history!r})"
         warnings.warn(message, ChatTemplateWarning, stacklevel=2)
     return chat

@@ -42,12 +42,12 @@ def as_dicts(messages: Sequence[Message], text_arguments: bool = False) -> list[
     """
     count, unanswered, written = 0, [], []
     for message in messages:
-        one: dict[str, Any] = {"role": message.role, "content": message.content}
+        entry: dict[str, Any] = {"role": message.role, "content": message.content}
         if message.thinking is not None:
-            one["reasoning_content"] = message.thinking
+            entry["reasoning_content"] = message.thinking
         if message.role == "tool" and unanswered:
             call = unanswered.pop(0) if len(unanswered) > 1 else unanswered[0]
-            one |= {"tool_call_id": call["id"], "name": call["function"]["name"]}
+            entry |= {"tool_call_id": call["id"], "name": call["function"]["name"]}
         elif message.role == "assistant":
             unanswered = []
             for number, call in enumerate(message.tool_calls, start=count):
@@ -56,6 +56,6 @@ def as_dicts(messages: Sequence[Message], text_arguments: bool = False) -> list[
                 unanswered.append({"type": "function", "id": f"call{number:05d}", "function": function})
             count += len(unanswered)
             if unanswered:
-                one["tool_calls"] = list(unanswered)
-        written.append(one)
+                entry["tool_calls"] = list(unanswered)
+        written.append(entry)
     return written

@@ -134,10 +134,10 @@ class _Child:
 
     def _receive(self, deadline: float) -> dict[str, Any]:
         size = struct.unpack("<I", self._bytes(4, deadline))[0]
-        said = read_json(self._bytes(size, deadline), _REPLY) if size <= _REPLY.size else None
-        if said is None or not isinstance(said.value, dict) or not isinstance(said.value.get("text", ""), str):
+        reply = read_json(self._bytes(size, deadline), _REPLY) if size <= _REPLY.size else None
+        if reply is None or not isinstance(reply.value, dict) or not isinstance(reply.value.get("text", ""), str):
             raise ConnectionError("the child's reply is none")
-        return said.value
+        return reply.value
 
     def _bytes(self, size: int, deadline: float) -> bytes:
         parts = []
@@ -166,10 +166,10 @@ class _Child:
 
 
 def _library(name: str):
-    found = importlib.util.find_spec(name)
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
         raise ImportError(f"a checkpoint's chat template needs the library `{name}`: pip install 'marl_llm[hf]'")
-    return found
+    return spec
 
 
 _CHILD_OF_THIS_PROCESS = _Child()

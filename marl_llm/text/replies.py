@@ -27,8 +27,8 @@ def read_reply(text: str, finished: bool, thinks: bool, reader: CallReader | Non
     """A reply, the prompt's opening of a think block before it. `reader` is None where nobody reads calls."""
     thinking = unfinished = None
     if thinks:
-        said = split_tagged(text)[0] if reader is not None else text
-        unfinished = said.rfind(THINK) > said.rfind(END_THINK)
+        outside = split_tagged(text)[0] if reader is not None else text
+        unfinished = outside.rfind(THINK) > outside.rfind(END_THINK)
         thinking, text = _split_thought(text)
     read = Read(text) if reader is None else reader.read(text)
     return Reply(read.content, thinking, read.calls, read.broken, finished, unfinished)

@@ -178,10 +178,10 @@ class PieceTokenizer:
         self.eos_id: int | None = self.stop_ids[0] if self.stop_ids else None
 
     def _id(self, piece: str) -> int:
-        found = self._model.piece_to_id(piece)
-        if self._model.id_to_piece(found) != piece:
+        piece_id = self._model.piece_to_id(piece)
+        if self._model.id_to_piece(piece_id) != piece:
             raise ValueError(f"the sentencepiece model has no piece {piece!r}")
-        return found
+        return piece_id
 
     def __eq__(self, other) -> bool:
         """Equal when the sentencepiece models are, byte by byte, and padding and stops too."""

@@ -105,11 +105,11 @@ def _growth(step: dict, where: str) -> int:
     pattern = step.get("pattern")
     pattern = pattern if isinstance(pattern, dict) else {}
     text, regex = pattern.get("String"), pattern.get("Regex")
-    for one in (text, regex):
-        if one is not None and (not isinstance(one, str) or len(one) > MAX_PATTERN):
+    for spelling in (text, regex):
+        if spelling is not None and (not isinstance(spelling, str) or len(spelling) > MAX_PATTERN):
             raise ValueError(f"{where}: a pattern must be a text of at most {MAX_PATTERN:,} characters")
     written = [value for name in ("content", "prepend", "prefix") if isinstance(value := step.get(name), str)]
-    if any(len(one) > MAX_PATTERN for one in written):
+    if any(len(insertion) > MAX_PATTERN for insertion in written):
         raise ValueError(f"{where}: a text of more than {MAX_PATTERN:,} characters is written")
     if step.get("type") == "Prepend":
         return 1 + len(written[0]) // 8 if written else 1

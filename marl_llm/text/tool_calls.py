@@ -115,20 +115,20 @@ def _read_llama3_json(text: str) -> Read:
 
 
 def _read_mistral(text: str) -> Read:
-    content, mark, said = text.partition(_MISTRAL)
+    content, mark, calls_text = text.partition(_MISTRAL)
     if not mark:
         return Read(text)
     bodies, calls = [], []
-    for body in said.split(_MISTRAL):
+    for body in calls_text.split(_MISTRAL):
         name, parted, arguments = body.partition(_ARGUMENTS)
         if parted:
             value = {"name": name.partition(_CALL_ID)[0].strip(), "arguments": _value_of(arguments)}
-            found = [_call_of(value, "arguments")]
+            parsed_calls = [_call_of(value, "arguments")]
         else:
             values = _value_of(body)
-            found = [_call_of(value, "arguments") for value in (values if isinstance(values, list) and values else [values])]
-        calls += [None] if None in found else found
-        bodies += [body] * (1 if None in found else len(found))
+            parsed_calls = [_call_of(value, "arguments") for value in (values if isinstance(values, list) and values else [values])]
+        calls += [None] if None in parsed_calls else parsed_calls
+        bodies += [body] * (1 if None in parsed_calls else len(parsed_calls))
     return _sorted_out(content.strip(), bodies, calls)
 
 
@@ -177,14 +177,14 @@ def _python_call(tree: ast.expr) -> ToolCall:
     """A call with named arguments that are plain values. Raises `ValueError` for any other expression."""
     if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name | ast.Attribute) or tree.args:
         raise ValueError("no call of a function by name with named arguments")
-    if any(one.arg is None for one in tree.keywords):
+    if any(keyword.arg is None for keyword in tree.keywords):
         raise ValueError("arguments without names")
-    return ToolCall(ast.unparse(tree.func), {one.arg: ast.literal_eval(one.value) for one in tree.keywords})
+    return ToolCall(ast.unparse(tree.func), {keyword.arg: ast.literal_eval(keyword.value) for keyword in tree.keywords})
 
 
 READERS: dict[str, CallReader] = {
-    one.name: one
-    for one in (
+    reader.name: reader
+    for reader in (
         CallReader("hermes", _read_hermes, (_CALL,), True),
         CallReader("qwen3_coder", _read_qwen3_coder, (_CALL,), True),
         CallReader("mistral", _read_mistral, (_MISTRAL,), True),
