@@ -52,12 +52,12 @@ FAULTS = {
     (S + "completions.py", SERVING): {
         "a budget of one is refused": ("min(budgets) < 1:", "min(budgets) <= 1:"),
         "the larger budget is bounded alone": ("if budgets and min(budgets) < 1:", "if budgets and max(budgets) < 1:"),
-        "usage is told unasked": ("        if self._asked.usage:\n", "        if True:\n"),
+        "usage is told unasked": ("        if self._request.usage:\n", "        if True:\n"),
         "an answer has no total of tokens": ("\"total_tokens\": prompt + drawn", "\"total_tokens\": drawn"),
-        "greedy is temperature one": ("given.get(\"temperature\") == 0, kind", "given.get(\"temperature\") == 1, kind"),
+        "greedy is temperature one": ("fields.get(\"temperature\") == 0, kind", "fields.get(\"temperature\") == 1, kind"),
         "a reward may be huge": ("abs(value) < 1e30", "abs(value) < 1e300"),
         "an endless top_p is taken": ("options.keys() & {\"temperature\", \"top_p\"}", "options.keys() & {\"temperature\"}"),
-        "rewards alone pay nobody": ("if not (\"reward\" in given or by_model)", "if not (\"reward\" in given)"),
+        "rewards alone pay nobody": ("if not (\"reward\" in fields or by_model)", "if not (\"reward\" in fields)"),
         "messages to completions are ignored": ("(\"messages\", *OF_CHATS) if kind", "OF_CHATS if kind"),
         "an answer tells no tokens of the prompt": ("sum(choice.reply.prompt_tokens or 0 for", "sum(0 for"),
         "true is taken for 1": ("value == neutral and isinstance(value, bool) == isinstance(neutral, bool)", "value == neutral"),
@@ -101,8 +101,8 @@ FAULTS = {
         "nobody leaves": ("bool(poll.poll(0)) and not", "False and not"),
     },
     (S + "policy.py", SESSIONS): {
-        "all is encoded again": ("if asked.past is not None:", "if False:"),
-        "what was streamed is not known": ("streamed=said + rest", "streamed=reply.text"),
+        "all is encoded again": ("if model_request.past is not None:", "if False:"),
+        "what was streamed is not known": ("streamed=streamed + rest", "streamed=reply.text"),
     },
     (S + "expected.py", TOOLS): {
         "a call of any tool will do": ("use.name not in called,", "not called,"),
@@ -112,11 +112,11 @@ FAULTS = {
         "all replies are counted as the first": ("sum(choice.reply.completion_tokens or 0 for choice in choices)", "choices[0].reply.completion_tokens or 0"),
     },
     (S + "policy.py", FORMATS): {
-        "replies to one request are the same": ("        said += [draw] if draw else []\n", ""),
+        "replies to one request are the same": ("        parts += [draw] if draw else []\n", ""),
     },
     (S + "expected.py", FORMATS): {
-        "any JSON is an object": ("isinstance(said.value, dict) if self.schema is None", "True if self.schema is None"),
-        "a schema is not looked at": ("else fits(said.value, self.schema))", "else True)"),
+        "any JSON is an object": ("isinstance(parsed.value, dict) if self.schema is None", "True if self.schema is None"),
+        "a schema is not looked at": ("else fits(parsed.value, self.schema))", "else True)"),
     },
     (S + "anthropic_messages.py", DIALECTS): {
         "results of tools are left out": ("    return results + ([", "    return (["),
@@ -152,7 +152,7 @@ FAULTS = {
     },
     (S + "scored_prompts.py", "tests/serving/test_scored_prompts.py"): {
         "a prompt is scored behind its echo alone": ("model.score(whole if scoring.echo else ids, scoring.most)", "model.score(ids, scoring.most)"),
-        "a prompt has several replies": ("if given.get(\"n\", 1) != 1:", "if False:"),
+        "a prompt has several replies": ("if fields.get(\"n\", 1) != 1:", "if False:"),
         "a token's own log-prob is the likeliest's": ("float(scores.log_probs[place]), int(", "float(scores.top_log_probs[place, 0]), int("),
         "an answer has any number of log-probs": ("* prompts > MOST_ENTRIES:", "* prompts > 10**9:"),
         "offsets count tokens": ("characters += len(text)", "characters += 1"),
@@ -164,7 +164,7 @@ FAULTS = {
         "sampled log-probs need not be finite": ("for name in (\"log_probs\", \"sampled_log_probs\"):\n        if not", "for name in (\"log_probs\",):\n        if not"),
         "the seed forgets the messages' order of keys": ("sort_keys=True).encode()).digest()", "sort_keys=False).encode()).digest()"),
         "whatever ended a reply is its length": ("finish = \"stop\" if done.finish == \"stop\" else \"length\"", "finish = \"length\" if done.finish == \"length\" else \"stop\""),
-        "a word that is unknown is encoded": ("for text in asked.texts(asked.covered) for word", "for text in asked.texts(asked.covered)[:1] for word"),
+        "a word that is unknown is encoded": ("texts = model_request.texts(model_request.covered)\n", "texts = model_request.texts(model_request.covered)[:1]\n"),
         "a text's stop id is kept": ("self.renderer.tokenizer.decode(drawn[:-1] if drawn and drawn[-1] in self.renderer.stop_ids else drawn)", "self.renderer.tokenizer.decode(drawn)"),
         "a prompt of any length is encoded": ("> MOST_CHARACTERS * most:", "> 10**9:"),
         "a request may ask for more than the lane holds": ("min(options.max_tokens or self.max_tokens, self.max_tokens)", "options.max_tokens or self.max_tokens"),

@@ -18,26 +18,26 @@ REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 def translate(value: Mapping[str, Any]) -> dict[str, Any]:
     """A request as one of chat completions. Raises `ValueError` with the place of what is not served."""
-    given = {name: field for name, field in value.items() if field is not None}
-    for name, field in given.items():
+    fields = {name: field for name, field in value.items() if field is not None}
+    for name, field in fields.items():
         if name not in READ and field not in NEUTRAL.get(name, ()):
             raise ValueError(f"{name!r:.50} is not served at /v1/messages, or not with this value; leave it out")
-    if "max_tokens" not in given:
+    if "max_tokens" not in fields:
         raise ValueError("max_tokens is missing: it bounds the reply")
-    messages = given.get("messages")
+    messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ValueError("messages must be a list of at least one message")
-    said = [{"role": "system", "content": _text_of(given["system"], "system")}] if "system" in given else []
+    translated = [{"role": "system", "content": _text_of(fields["system"], "system")}] if "system" in fields else []
     for place, message in enumerate(messages):
-        said += _read_message(message, f"messages[{place}]")
-    body = {name: given[name] for name in SAME if name in given} | {"messages": said}
-    if "stop_sequences" in given:
-        body["stop"] = given["stop_sequences"]
-    if "tools" in given:
-        if not isinstance(given["tools"], list):
+        translated += _read_message(message, f"messages[{place}]")
+    body = {name: fields[name] for name in SAME if name in fields} | {"messages": translated}
+    if "stop_sequences" in fields:
+        body["stop"] = fields["stop_sequences"]
+    if "tools" in fields:
+        if not isinstance(fields["tools"], list):
             raise ValueError("tools must be a list")
-        body["tools"] = [_read_tool(tool, f"tools[{place}]") for place, tool in enumerate(given["tools"])]
-    return body | (_read_choice(given["tool_choice"]) if "tool_choice" in given else {})
+        body["tools"] = [_read_tool(tool, f"tools[{place}]") for place, tool in enumerate(fields["tools"])]
+    return body | (_read_choice(fields["tool_choice"]) if "tool_choice" in fields else {})
 
 
 def _text_of(content: Any, where: str) -> str:
@@ -103,17 +103,17 @@ def _read_choice(choice: Any) -> dict[str, Any]:
     return {"tool_choice": chosen} | ({"parallel_tool_calls": False} if alone else {})
 
 
-def write(asked: CompletionRequest, told: Sequence[ToldReply]) -> dict[str, Any]:
+def write(request: CompletionRequest, told: Sequence[ToldReply]) -> dict[str, Any]:
     """The answer."""
     reply, used = told[0], used_by(told)
     blocks = [{"type": "text", "text": reply.reply.text}] if reply.reply.text else []
     blocks += [_block(call, json.loads(call["function"]["arguments"])) for call in reply.calls]
     usage = {"input_tokens": used["prompt_tokens"], "output_tokens": used["completion_tokens"]}
-    return _head(asked) | _ending(reply) | {"content": blocks, "usage": usage}
+    return _head(request) | _ending(reply) | {"content": blocks, "usage": usage}
 
 
-def _head(asked: CompletionRequest) -> dict[str, Any]:
-    return {"id": f"msg_{time.time_ns()}", "type": "message", "role": "assistant", "model": asked.model, "content": []}
+def _head(request: CompletionRequest) -> dict[str, Any]:
+    return {"id": f"msg_{time.time_ns()}", "type": "message", "role": "assistant", "model": request.model, "content": []}
 
 
 def _ending(told: ToldReply) -> dict[str, Any]:
@@ -133,8 +133,8 @@ def error_of(message: str) -> dict[str, Any]:
 class MessageEvents:
     """The events of one streamed message; `send` takes them to the client."""
 
-    def __init__(self, asked: CompletionRequest, send: Callable[[dict[str, Any]], None]):
-        self._asked, self._send, self._begun, self._blocks = asked, send, False, 0
+    def __init__(self, request: CompletionRequest, send: Callable[[dict[str, Any]], None]):
+        self._request, self._send, self._begun, self._blocks = request, send, False, 0
         self._in_text = False
 
     def text(self, number: int, text: str) -> None:
@@ -166,7 +166,7 @@ class MessageEvents:
         if not self._begun:
             self._begun = True
             usage = {"input_tokens": 0, "output_tokens": 0}  # known at the end
-            message = _head(self._asked) | {"stop_reason": None, "stop_sequence": None, "usage": usage}
+            message = _head(self._request) | {"stop_reason": None, "stop_sequence": None, "usage": usage}
             self._send({"type": "message_start", "message": message})
 
     def _start(self, block: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What of a reply's text is certain while it is drawn: nothing that is said can be taken back."""
+"""The part of a reply's text that is certain while it is drawn: streamed text cannot be taken back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CertainText:
         self._renderer, self._stops = renderer, [stop for stop in stops if stop]
         self._is_chat = talk is not None and isinstance(renderer, Chat)
         self._calls = renderer.call_reader if self._is_chat and hides_calls else None
-        self._begun = False  # text has been said: calls that stand at a reply's start alone can no longer come
+        self._begun = False  # text was streamed: calls that stand at a reply's start alone can no longer come
         self._thinks = self._is_chat and renderer.thinks  # it may still turn out to be thinking
         self._strips_newlines = self._ended = False
         self._tail, self._held, self._stream = "", [], TextStream()
@@ -64,7 +64,7 @@ class CertainText:
         return text
 
     def _without_call(self, text: str) -> str:
-        """What precedes a call, and what may become one."""
+        """The text before a call, or before what may become one."""
         marks = self._calls.marks
         if not self._calls.anywhere:
             start = text.lstrip()
@@ -85,7 +85,7 @@ class CertainText:
 
 
 def text_before(text: str, stops: Sequence[str]) -> str:
-    """What stands before the first stop text."""
+    """The text before the first stop text."""
     return text[: min((at for at in (text.find(stop) for stop in stops) if at >= 0), default=len(text))]
 
 

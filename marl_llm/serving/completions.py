@@ -1,7 +1,7 @@
 """The form of OpenAI's chat completions and completions: what a request asks for, and what answers it.
 
-What a request says and this server cannot do is refused by name. What programs send by habit and that has no effect is taken: `NEUTRAL`
-lists the values, `IGNORED` the fields that only concern whoever asks.
+Options that this server cannot serve are refused by name. Fields that have no effect are accepted: `NEUTRAL` lists the values, `IGNORED`
+the fields that only concern the client.
 """
 
 from __future__ import annotations
@@ -61,67 +61,67 @@ class CompletionRequest(NamedTuple):
 
     def by_prompt(self) -> list[CompletionRequest]:
         """A request for each prompt."""
-        return [self._replace(said=said, further=()) for said in (self.said, *self.further)]
+        return [self._replace(said=prompt, further=()) for prompt in (self.said, *self.further)]
 
 
 def read_request(
     body: bytes, models: Mapping[str, Answer], kind: str, translate: Callable[[dict[str, Any]], dict[str, Any]] = dict
 ) -> CompletionRequest:
     """A request of the kind "chat/completions" or "completions", perhaps translated. Raises `ValueError` with a reason."""
-    said = read_json(body, BOUNDS)
-    if not said.ok or not isinstance(said.value, dict):
-        raise ValueError(f"the body must be a JSON object ({said.problem or type(said.value).__name__})")
-    given = {name: value for name, value in translate(said.value).items() if value is not None}
-    _check_names(given, kind)
-    name = given.get("model")
+    parsed = read_json(body, BOUNDS)
+    if not parsed.ok or not isinstance(parsed.value, dict):
+        raise ValueError(f"the body must be a JSON object ({parsed.problem or type(parsed.value).__name__})")
+    fields = {name: value for name, value in translate(parsed.value).items() if value is not None}
+    _check_names(fields, kind)
+    name = fields.get("model")
     if not isinstance(name, str) or name not in models:
         raise ValueError(f"there is no model {name!r:.100}; there are {', '.join(models)}")
-    scoring = read_scoring(given) if kind == "completions" else PromptScoring()
-    options = _read_options(given if scoring.draws else given | {"max_tokens": 1})
-    stream, extra = given.get("stream", False), given.get("stream_options", {})
+    scoring = read_scoring(fields) if kind == "completions" else PromptScoring()
+    options = _read_options(fields if scoring.draws else fields | {"max_tokens": 1})
+    stream, extra = fields.get("stream", False), fields.get("stream_options", {})
     if not isinstance(stream, bool) or not isinstance(extra, dict):
         raise ValueError("stream must be true or false, and stream_options an object")
-    log_probs = 0 if scoring.echo else _wants_log_probs(given, kind)
+    log_probs = 0 if scoring.echo else _wants_log_probs(fields, kind)
     told = (stream, bool(extra.get("include_usage")), log_probs if scoring.draws else 0)
     if kind == "completions":
-        first, *further = _read_prompts(given.get("prompt"))
-        if (count := _read_count(given)) * (1 + len(further)) > MOST_REPLIES:
+        first, *further = _read_prompts(fields.get("prompt"))
+        if (count := _read_count(fields)) * (1 + len(further)) > MOST_REPLIES:
             raise ValueError(f"prompt: {1 + len(further)} prompts with n={count} are more than {MOST_REPLIES} replies")
         return CompletionRequest(name, first, options, *told, count=count, further=tuple(further), scoring=scoring)
-    expected = Expected(read_tool_use(given), *read_format(given.get("response_format", {"type": "text"})))
-    return CompletionRequest(name, read_messages(given.get("messages")), options, *told, expected, _read_count(given))
+    expected = Expected(read_tool_use(fields), *read_format(fields.get("response_format", {"type": "text"})))
+    return CompletionRequest(name, read_messages(fields.get("messages")), options, *told, expected, _read_count(fields))
 
 
-def _read_prompts(given: Any) -> list[str | TokenIds]:
-    """What is to be continued. Raises `ValueError`."""
-    prompts = given if isinstance(given, list) and not _are_ids(given) else [given]
+def _read_prompts(field: Any) -> list[str | TokenIds]:
+    """The prompts to continue. Raises `ValueError`."""
+    prompts = field if isinstance(field, list) and not _are_ids(field) else [field]
     if not prompts or not all(isinstance(prompt, str) and prompt or _are_ids(prompt) for prompt in prompts):
         raise ValueError("prompt must be a text or the ids of one, or a list of texts or of lists of ids, none of them empty")
     return [TokenIds(prompt) if isinstance(prompt, list) else prompt for prompt in prompts]
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(one) is int and 0 <= one < 2**31 for one in value)
+    return isinstance(value, list) and bool(value) and all(type(token_id) is int and 0 <= token_id < 2**31 for token_id in value)
 
 
-def _read_count(given: Mapping[str, Any]) -> int:
+def _read_count(fields: Mapping[str, Any]) -> int:
     """How many replies. Raises `ValueError`."""
-    count = given.get("n", 1)
+    count = fields.get("n", 1)
     if type(count) is not int or not 1 <= count <= MOST_REPLIES:
         raise ValueError(f"n must be 1 to {MOST_REPLIES} replies")
     return count
 
 
-def _check_names(given: Mapping[str, Any], kind: str) -> None:
+def _check_names(fields: Mapping[str, Any], kind: str) -> None:
     """Raises `ValueError` for a field that is not served at the kind's address, and for a value that would have an effect."""
-    for name, value in given.items():
+    for name, value in fields.items():
         if name in NEUTRAL and not any(_equal(value, neutral) for neutral in NEUTRAL[name]):
             served = " or ".join(repr(neutral) for neutral in NEUTRAL[name])
             raise ValueError(f"{name}={value!r:.50} is not served, only {served}, which has no effect")
         if name not in (*READ, *OF_CHATS, *OF_PROMPTS, *IGNORED, *NEUTRAL):
             raise ValueError(f"{name!r:.50} is not served; options that are: {', '.join(OPTIONS)}")
     for name in ("messages", *OF_CHATS) if kind == "completions" else OF_PROMPTS:
-        if name in given and not any(name == known and _equal(given[name], value) for known, value in HARMLESS):
+        if name in fields and not any(name == known and _equal(fields[name], value) for known, value in HARMLESS):
             raise ValueError(f"{name!r} is not served at /v1/{kind}")
 
 
@@ -129,9 +129,9 @@ def _equal(value: Any, neutral: Any) -> bool:
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
-def _read_options(given: Mapping[str, Any]) -> Options:
-    """How to draw. Raises `ValueError`."""
-    options = {name: given[name] for name in OPTIONS if name in given}
+def _read_options(fields: Mapping[str, Any]) -> Options:
+    """The sampling options. Raises `ValueError`."""
+    options = {name: fields[name] for name in OPTIONS if name in fields}
     kinds = {"temperature": int | float, "top_p": int | float, "stop": str | list}
     for name, value in options.items():
         if isinstance(value, bool) or not isinstance(value, kinds.get(name, int)):
@@ -150,38 +150,38 @@ def _read_options(given: Mapping[str, Any]) -> Options:
     return Options(**options, max_tokens=min(budgets, default=None), stop=stops or None)
 
 
-def _wants_log_probs(given: Mapping[str, Any], kind: str) -> int:
+def _wants_log_probs(fields: Mapping[str, Any], kind: str) -> int:
     """Field `log_probs` of a `CompletionRequest`: a chat has `logprobs` true and `top_logprobs` 0 or 1, completions `logprobs` 0 or 1.
 
     The engine keeps the log-prob of the token that it drew. That token is the likeliest one where the temperature is 0, and only there one
     is served as the top. Raises `ValueError`.
     """
-    asked, greedy, chat = given.get("logprobs"), given.get("temperature") == 0, kind != "completions"
-    top = given.get("top_logprobs", 0) if chat else asked or 0
-    if not isinstance(asked, bool | None) if chat else asked is not None and type(asked) is not int:
+    logprobs, greedy, chat = fields.get("logprobs"), fields.get("temperature") == 0, kind != "completions"
+    top = fields.get("top_logprobs", 0) if chat else logprobs or 0
+    if not isinstance(logprobs, bool | None) if chat else logprobs is not None and type(logprobs) is not int:
         raise ValueError(f"logprobs must be {'true or false' if chat else '0 or 1'}")
     if type(top) is not int or top not in ((0, 1) if greedy else (0,)):
         name = "top_logprobs" if chat else "logprobs"
         raise ValueError(f"{name} must be 0, or 1 at temperature 0: the log-prob of the drawn token is kept, and no others")
-    if chat and top and not asked:
+    if chat and top and not logprobs:
         raise ValueError("top_logprobs needs logprobs=true")
-    return 0 if asked is None or asked is False else 1 + top
+    return 0 if logprobs is None or logprobs is False else 1 + top
 
 
 def read_reward(body: bytes, models: Mapping[str, Answer]) -> dict[str, Any]:
-    """What a body says that a play is paid. Raises `ValueError` with a reason."""
-    said = read_json(body, BOUNDS)
-    given = said.value if said.ok and isinstance(said.value, dict) else {}
-    by_model = given.get("rewards", {})
-    if not ("reward" in given or by_model) or set(given) - {"reward", "rewards", "task"}:
+    """The rewards that a body gives a play. Raises `ValueError` with a reason."""
+    parsed = read_json(body, BOUNDS)
+    fields = parsed.value if parsed.ok and isinstance(parsed.value, dict) else {}
+    by_model = fields.get("rewards", {})
+    if not ("reward" in fields or by_model) or set(fields) - {"reward", "rewards", "task"}:
         raise ValueError('a JSON object is expected, like {"reward": 1.0} or {"rewards": {"coder": 1.0}}, perhaps with a "task"')
-    if not isinstance(by_model, dict) or not all(map(_is_reward, [given.get("reward", 0), *by_model.values()])):
+    if not isinstance(by_model, dict) or not all(map(_is_reward, [fields.get("reward", 0), *by_model.values()])):
         raise ValueError("a reward is a finite number")
     if strange := [name for name in by_model if name not in models]:
         raise ValueError(f"there is no model {strange[0]!r:.100}; there are {', '.join(models)}")
-    if not isinstance(given.get("task", ""), str):
+    if not isinstance(fields.get("task", ""), str):
         raise ValueError("task is a text")
-    return given
+    return fields
 
 
 def _is_reward(value: Any) -> bool:
@@ -191,16 +191,16 @@ def _is_reward(value: Any) -> bool:
 def told_log_probs(drawn: list[dict[str, Any]], kind: str, top: int) -> dict[str, Any]:
     """Drawn tokens as the field `logprobs` of a choice; with `top` 1 each is its own likeliest one."""
     if kind != "completions":
-        def likeliest(one):
-            return [one | {"bytes": None}] * top
+        def likeliest(token):
+            return [token | {"bytes": None}] * top
 
-        return {"content": [one | {"bytes": None, "top_logprobs": likeliest(one)} for one in drawn], "refusal": None}
-    told = {name: [one[key] for one in drawn] for name, key in (("tokens", "token"), ("token_logprobs", "logprob"), ("ids", "id"))}
-    return told | ({"top_logprobs": [{one["token"]: one["logprob"]} for one in drawn]} if top else {})
+        return {"content": [token | {"bytes": None, "top_logprobs": likeliest(token)} for token in drawn], "refusal": None}
+    told = {name: [token[key] for token in drawn] for name, key in (("tokens", "token"), ("token_logprobs", "logprob"), ("ids", "id"))}
+    return told | ({"top_logprobs": [{token["token"]: token["logprob"]} for token in drawn]} if top else {})
 
 
 class ToldReply(NamedTuple):
-    """A reply as it is told: with its tool calls in OpenAI's form, the fields of the request that it does not keep to, its log-probs, and
+    """A reply as it is sent: with its tool calls in OpenAI's form, the fields of the request that it does not keep to, its log-probs, and
     those of its prompt."""
 
     reply: ChatReply
@@ -227,10 +227,10 @@ def used_by(choices: Sequence[ToldReply], count: int | None = None) -> dict[str,
     return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
 
 
-def completion(asked: CompletionRequest, choices: Sequence[ToldReply], kind: str) -> dict[str, Any]:
+def completion(request: CompletionRequest, choices: Sequence[ToldReply], kind: str) -> dict[str, Any]:
     """The answer to a request that does not stream."""
     told = [_choice(number, choice, kind) for number, choice in enumerate(choices)]
-    return _head(asked.model, kind) | {"choices": told, "usage": used_by(choices, asked.count)}
+    return _head(request.model, kind) | {"choices": told, "usage": used_by(choices, request.count)}
 
 
 def _head(name: str, kind: str, streams: bool = False) -> dict[str, Any]:
@@ -257,10 +257,10 @@ def _unmet(choice: ToldReply) -> dict[str, Any]:
 class Events:
     """The events of one streamed answer; `send` takes them to the client."""
 
-    def __init__(self, asked: CompletionRequest, kind: str, send: Callable[[dict[str, Any]], None]):
-        self._chat, self._asked, self._send = kind != "completions", asked, send
+    def __init__(self, request: CompletionRequest, kind: str, send: Callable[[dict[str, Any]], None]):
+        self._chat, self._request, self._send = kind != "completions", request, send
         self._begun: set[int] = set()
-        self._head = _head(asked.model, kind, streams=True)
+        self._head = _head(request.model, kind, streams=True)
 
     def text(self, number: int, text: str) -> None:
         """A piece of a reply."""
@@ -271,19 +271,20 @@ class Events:
         if choice.calls:
             calls = [{"index": place} | call for place, call in enumerate(choice.calls)]
             self._say(number, {"tool_calls": calls} | ({} if number in self._begun else {"content": None}))
-        last = {"content": ""} if self._chat and number not in self._begun else {} if self._chat else {"text": ""}
+        last = {} if number in self._begun else {"content": ""}
+        last = last if self._chat else {"text": ""}
         self._say(number, last, {"finish_reason": choice.finish_reason, "logprobs": choice.log_probs} | _unmet(choice))
 
     def finish(self, choices: Sequence[ToldReply]) -> None:
         """The counts of tokens, if they are asked for."""
-        if self._asked.usage:
-            self._send(self._head | {"choices": [], "usage": used_by(choices, self._asked.count)})
+        if self._request.usage:
+            self._send(self._head | {"choices": [], "usage": used_by(choices, self._request.count)})
 
-    def _say(self, number: int, said: dict[str, Any], end: Mapping[str, Any] | None = None) -> None:
+    def _say(self, number: int, piece: dict[str, Any], end: Mapping[str, Any] | None = None) -> None:
         if self._chat:
-            said = {"delta": ({} if number in self._begun else {"role": "assistant"}) | said}
+            piece = {"delta": ({} if number in self._begun else {"role": "assistant"}) | piece}
         self._begun.add(number)
-        self._send(self._head | {"choices": [{"index": number} | said | dict(end or {"finish_reason": None, "logprobs": None})]})
+        self._send(self._head | {"choices": [{"index": number} | piece | dict(end or {"finish_reason": None, "logprobs": None})]})
 
 
 def error_of(message: str) -> dict[str, Any]:

@@ -49,11 +49,11 @@ class Dialect(NamedTuple):
 
 
 def _own(kind: str) -> Dialect:
-    def write(asked: CompletionRequest, told: Sequence[ToldReply]) -> dict[str, Any]:
-        return completion(asked, told, kind)
+    def write(request: CompletionRequest, told: Sequence[ToldReply]) -> dict[str, Any]:
+        return completion(request, told, kind)
 
-    def events(asked: CompletionRequest, send: Send) -> EventWriter:
-        return Events(asked, kind, send)
+    def events(request: CompletionRequest, send: Send) -> EventWriter:
+        return Events(request, kind, send)
 
     return Dialect(kind, dict, write, events)
 

@@ -65,11 +65,11 @@ class OpenEpisodes:
     def take(self, name: str, reason: str, message: str = "") -> ForeignEpisode:
         """Ends an episode: one that was not paid is aborted for this reason."""
         with self._lock:
-            found = self._open.pop(name)
-            found.message = message
-            if found.pay is None:
-                found.aborted = reason
-            return found
+            opened = self._open.pop(name)
+            opened.message = message
+            if opened.pay is None:
+                opened.aborted = reason
+            return opened
 
     def task(self, episode: str) -> Any:
         """The task of an open episode. Raises `EpisodeRefused`."""
@@ -91,27 +91,27 @@ class OpenEpisodes:
     def about(self, episode: str) -> dict[str, Any]:
         """How many replies of an episode were kept, and whether it was paid."""
         with self._lock:
-            found = self._open.get(episode, ForeignEpisode(()))
-            return {"replies": len(found.replies), "paid": found.pay is not None}
+            opened = self._open.get(episode, ForeignEpisode(()))
+            return {"replies": len(opened.replies), "paid": opened.pay is not None}
 
     def pay(self, episode: str, reward: dict[str, Any]) -> int:
         """Keeps what an episode was paid, and gives the number of its replies. Raises `EpisodeRefused`."""
         with self._lock:
-            found = self._of(episode)
-            if not found.replies:
+            opened = self._of(episode)
+            if not opened.replies:
                 self.refused += 1
                 raise EpisodeRefused("this episode has no reply: there is nothing to pay for")
-            found.pay = reward
-            return len(found.replies)
+            opened.pay = reward
+            return len(opened.replies)
 
     @contextlib.contextmanager
-    def draw(self, episode: str, said: str, connection: Connection = STAYING) -> Iterator[int]:
+    def draw(self, episode: str, request: str, connection: Connection = STAYING) -> Iterator[int]:
         """The seed of a request while it is under way: of the episode's identity, and of how often it asked the same before."""
         with self._lock:
-            found = self._of(episode)
-            numbers = found.draws[said]
+            opened = self._of(episode)
+            numbers = opened.draws[request]
         with numbers.using(connection.is_retry, self._lock) as number:
-            digest = hashlib.sha256(json.dumps([found.identity, number]).encode()).digest()
+            digest = hashlib.sha256(json.dumps([opened.identity, number]).encode()).digest()
             yield int.from_bytes(digest[:4], "big") % 2**31
 
     def close(self) -> None:
@@ -120,11 +120,11 @@ class OpenEpisodes:
             self._stopped = True
 
     def _of(self, episode: str) -> ForeignEpisode:
-        found = None if self._stopped else self._open.get(episode)
-        if found is None or found.pay is not None:
+        opened = None if self._stopped else self._open.get(episode)
+        if opened is None or opened.pay is not None:
             self.refused += 1
             raise EpisodeRefused("this episode is not open: it has ended, or there never was one of this address")
-        return found
+        return opened
 
 
 class EpisodeServer(ChatServer):
@@ -151,12 +151,12 @@ class EpisodeServer(ChatServer):
         return self.episodes.task(episode)
 
     @contextlib.contextmanager
-    def _drawn_as(self, asked: CompletionRequest, episode: str | None, connection: Connection) -> Iterator[CompletionRequest]:
+    def _drawn_as(self, request: CompletionRequest, episode: str | None, connection: Connection) -> Iterator[CompletionRequest]:
         if episode is None:
             raise ValueError("this server answers its own episodes alone: ask at the base URL that the program was given")
-        if not asked.scoring.draws:
-            yield asked
+        if not request.scoring.draws:
+            yield request
             return
-        said = json.dumps([asked.model, asked.said, asked.expected.tools.offered], sort_keys=True)
-        with self.episodes.draw(episode, said, connection) as seed:
-            yield asked._replace(options=dataclasses.replace(asked.options, temperature=self._temperature, top_p=1.0, seed=seed))
+        key = json.dumps([request.model, request.said, request.expected.tools.offered], sort_keys=True)
+        with self.episodes.draw(episode, key, connection) as seed:
+            yield request._replace(options=dataclasses.replace(request.options, temperature=self._temperature, top_p=1.0, seed=seed))

@@ -1,4 +1,4 @@
-"""What a request asks of its reply that no model can be made to do: checked after the reply, told beside it and counted."""
+"""Demands of a request that no model can be forced to meet: checked after the reply, reported beside it and counted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Expected:
     schema: Any = None
 
     def unmet(self, text: str, calls: Sequence[Mapping[str, Any]]) -> list[str]:
-        """The fields of the request that the reply does not keep to."""
+        """The fields of the request that the reply does not meet."""
         use, functions = self.tools, [call["function"] for call in calls]
         called = [function["name"] for function in functions]
         fields = {
@@ -40,8 +40,8 @@ class Expected:
         return [name for name, broken in fields.items() if broken]
 
     def _has_format(self, text: str) -> bool:
-        said = read_json(text)
-        return said.ok and (isinstance(said.value, dict) if self.schema is None else fits(said.value, self.schema))
+        parsed = read_json(text)
+        return parsed.ok and (isinstance(parsed.value, dict) if self.schema is None else fits(parsed.value, self.schema))
 
     def _is_offered(self, function: Mapping[str, Any]) -> bool:
         """Whether a call is to a tool that is offered, and of a strict one fits its parameters."""
@@ -51,14 +51,14 @@ class Expected:
         return function["name"] not in self.tools.strict or schema is None or fits(json.loads(function["arguments"]), schema)
 
 
-def read_format(given: Any) -> tuple[bool, Any]:
+def read_format(response_format: Any) -> tuple[bool, Any]:
     """The field `response_format` as `Expected.json` and `Expected.schema`. Raises `ValueError` with the field's place."""
-    kind = given.get("type") if isinstance(given, dict) else None
+    kind = response_format.get("type") if isinstance(response_format, dict) else None
     if kind not in FORMATS:
         raise ValueError(f"response_format.type must be one of {', '.join(FORMATS)}")
     if kind != "json_schema":
         return kind == "json_object", None
-    named = given.get("json_schema")
+    named = response_format.get("json_schema")
     if not isinstance(named, dict) or "schema" not in named:
         raise ValueError("response_format.json_schema must be an object with a schema")
     check_schema(named["schema"], "response_format.json_schema.schema")

@@ -62,9 +62,9 @@ def _is_known(name: str, value: Any) -> bool:
     if name in _SIZES:
         return _TYPES["integer"](value)
     if name == "type":
-        return all(isinstance(one, str) and one in _TYPES for one in (value if isinstance(value, list) else [value]))
+        return all(isinstance(type_name, str) and type_name in _TYPES for type_name in (value if isinstance(value, list) else [value]))
     if name == "required":
-        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+        return isinstance(value, list) and all(isinstance(key, str) for key in value)
     if name == "$ref":
         return isinstance(value, str) and value.startswith("#")
     return name in _ANNOTATIONS or name in _OTHERS and (name != "enum" or isinstance(value, list))
@@ -99,19 +99,19 @@ class _Check:
             return False
         types = schema.get("type", [])
         types = types if isinstance(types, list) else [types]
-        if types and not any(_TYPES[one](value) for one in types):
+        if types and not any(_TYPES[kind](value) for kind in types):
             return False
-        if "enum" in schema and not any(_same(value, one) for one in schema["enum"]):
+        if "enum" in schema and not any(_same(value, choice) for choice in schema["enum"]):
             return False
         if "const" in schema and not _same(value, schema["const"]):
             return False
         return self._within_bounds(value, schema) and self._parts_fit(value, schema) and self._combines(value, schema, references)
 
     def _target(self, reference: str) -> Any:
-        found = self._root
+        part = self._root
         for key in reference.removeprefix("#").split("/")[1:]:
-            found = found[key.replace("~1", "/").replace("~0", "~")]
-        return found
+            part = part[key.replace("~1", "/").replace("~0", "~")]
+        return part
 
     def _within_bounds(self, value: Any, schema: Mapping[str, Any]) -> bool:
         if _TYPES["number"](value) and not all(holds(value, schema[name]) for name, holds in _BOUNDS.items() if name in schema):
@@ -121,7 +121,7 @@ class _Check:
                 if (len(value) < schema[name]) if name.startswith("min") else (len(value) > schema[name]):
                     return False
         if schema.get("uniqueItems") is True and isinstance(value, list):
-            return len({json.dumps(one, sort_keys=True) for one in value}) == len(value)
+            return len({json.dumps(item, sort_keys=True) for item in value}) == len(value)
         return True
 
     def _parts_fit(self, value: Any, schema: Mapping[str, Any]) -> bool:
@@ -138,7 +138,7 @@ class _Check:
 
     def _combines(self, value: Any, schema: Mapping[str, Any], references: int) -> bool:
         def count(name: str) -> int:
-            return sum(self.fits(value, one, references + 1) for one in schema[name])
+            return sum(self.fits(value, subschema, references + 1) for subschema in schema[name])
 
         if "allOf" in schema and count("allOf") < len(schema["allOf"]):
             return False

@@ -17,25 +17,25 @@ PARTS = ("input_text", "output_text", "text")
 
 def translate(value: Mapping[str, Any]) -> dict[str, Any]:
     """A request as one of chat completions. Raises `ValueError` with the place of what is not served."""
-    given = {name: field for name, field in value.items() if field is not None}
-    if "previous_response_id" in given or "conversation" in given:
+    fields = {name: field for name, field in value.items() if field is not None}
+    if "previous_response_id" in fields or "conversation" in fields:
         raise ValueError("no response is stored here: send the whole conversation as input, without previous_response_id")
-    for name, field in given.items():
+    for name, field in fields.items():
         if name not in READ and field not in NEUTRAL.get(name, ()):
             raise ValueError(f"{name!r:.50} is not served at /v1/responses, or not with this value; leave it out")
-    said = [{"role": "system", "content": given["instructions"]}] if given.get("instructions") else []
-    body = {name: given[name] for name in SAME if name in given} | {"messages": said + _read_input(given.get("input"))}
-    if "max_output_tokens" in given:
-        body["max_tokens"] = given["max_output_tokens"]
-    if "tools" in given:
-        if not isinstance(given["tools"], list):
+    system = [{"role": "system", "content": fields["instructions"]}] if fields.get("instructions") else []
+    body = {name: fields[name] for name in SAME if name in fields} | {"messages": system + _read_input(fields.get("input"))}
+    if "max_output_tokens" in fields:
+        body["max_tokens"] = fields["max_output_tokens"]
+    if "tools" in fields:
+        if not isinstance(fields["tools"], list):
             raise ValueError("tools must be a list")
-        body["tools"] = [_read_tool(tool, f"tools[{place}]") for place, tool in enumerate(given["tools"])]
-    if "tool_choice" in given:
-        choice = given["tool_choice"]
+        body["tools"] = [_read_tool(tool, f"tools[{place}]") for place, tool in enumerate(fields["tools"])]
+    if "tool_choice" in fields:
+        choice = fields["tool_choice"]
         named = isinstance(choice, dict) and choice.get("type") == "function"
         body["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}} if named else choice
-    return body | _read_format(given.get("text"))
+    return body | _read_format(fields.get("text"))
 
 
 def _read_input(items: Any) -> list[dict[str, Any]]:
@@ -91,19 +91,19 @@ def _read_format(text: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {name: value for name, value in form.items() if name != "type"}}}
 
 
-def write(asked: CompletionRequest, told: Sequence[ToldReply]) -> dict[str, Any]:
+def write(request: CompletionRequest, told: Sequence[ToldReply]) -> dict[str, Any]:
     """The answer."""
     number = time.time_ns()
-    return _response(asked, number, told[0], _items(number, told[0], told[0].reply.text), told)
+    return _response(request, number, told[0], _items(number, told[0], told[0].reply.text), told)
 
 
 def _response(
-    asked: CompletionRequest, number: int, reply: ToldReply | None, items: list[dict[str, Any]], told: Sequence[ToldReply]
+    request: CompletionRequest, number: int, reply: ToldReply | None, items: list[dict[str, Any]], told: Sequence[ToldReply]
 ) -> dict[str, Any]:
     """A response; one that is under way has no reply yet."""
     cut = reply is not None and reply.finish_reason == "length"
-    use = asked.expected.tools
-    head = {"id": f"resp_{number}", "object": "response", "created_at": number // 10**9, "model": asked.model, "error": None}
+    use = request.expected.tools
+    head = {"id": f"resp_{number}", "object": "response", "created_at": number // 10**9, "model": request.model, "error": None}
     head |= {"status": "in_progress" if reply is None else "incomplete" if cut else "completed", "output": items}
     head |= {"incomplete_details": {"reason": "max_output_tokens"} if cut else None, "parallel_tool_calls": use.parallel}
     head |= {"tool_choice": {"type": "function", "name": use.name} if use.choice == "named" else use.choice}
@@ -137,8 +137,8 @@ def _call(number: int, place: int, call: Mapping[str, Any], arguments: str, stat
 class ResponseEvents:
     """The events of one streamed response; `send` takes them to the client."""
 
-    def __init__(self, asked: CompletionRequest, send: Callable[[dict[str, Any]], None]):
-        self._asked, self._send, self._number, self._sequence = asked, send, time.time_ns(), 0
+    def __init__(self, request: CompletionRequest, send: Callable[[dict[str, Any]], None]):
+        self._request, self._send, self._number, self._sequence = request, send, time.time_ns(), 0
         self._pieces: list[str] = []
         self._begun = self._in_text = False
 
@@ -175,18 +175,18 @@ class ResponseEvents:
     def finish(self, told: Sequence[ToldReply]) -> None:
         """The whole response."""
         items = _items(self._number, told[0], "".join(self._pieces))
-        whole = _response(self._asked, self._number, told[0], items, told)
+        whole = _response(self._request, self._number, told[0], items, told)
         self._say(whole["status"], response=whole)
 
     def _begin(self) -> None:
         if not self._begun:
             self._begun = True
             for kind in ("created", "in_progress"):
-                self._say(kind, response=_response(self._asked, self._number, None, [], ()))
+                self._say(kind, response=_response(self._request, self._number, None, [], ()))
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": f"msg_{self._number}", "output_index": 0, "content_index": 0}
 
-    def _say(self, kind: str, /, **said: Any) -> None:
-        self._send({"type": f"response.{kind}", "sequence_number": self._sequence} | said)
+    def _say(self, kind: str, /, **fields: Any) -> None:
+        self._send({"type": f"response.{kind}", "sequence_number": self._sequence} | fields)
         self._sequence += 1

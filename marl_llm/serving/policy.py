@@ -63,13 +63,13 @@ class ModelRequest:
     covered: int = 0
 
     def texts(self, first: int = 0) -> list[str]:
-        """What is said, from a message on."""
+        """The texts of the messages from `first` on."""
         if isinstance(self.messages, TokenIds):
             return []
         return [self.messages] if isinstance(self.messages, str) else [message["content"] for message in self.messages[first:]]
 
     def characters(self) -> int:
-        """Of all that is said, offered and called."""
+        """Characters of all messages, tools and calls."""
         texts = [text for text in self.texts() if isinstance(text, str)]
         if not isinstance(self.messages, str | TokenIds):
             texts += [json.dumps(message["tool_calls"]) for message in self.messages if "tool_calls" in message]
@@ -77,10 +77,10 @@ class ModelRequest:
 
     def seed(self, draw: int = 0) -> tuple[int, ...]:
         """Four numbers below 2**31 of what a reply depends on; `draw` counts the replies to one request."""
-        said: list[Any] = [self.messages if isinstance(self.messages, str) else list(self.messages), self.options.seed]
-        said += [list(self.tools)] if self.tools else []
-        said += [draw] if draw else []
-        digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
+        parts: list[Any] = [self.messages if isinstance(self.messages, str) else list(self.messages), self.options.seed]
+        parts += [list(self.tools)] if self.tools else []
+        parts += [draw] if draw else []
+        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
         return tuple(int.from_bytes(digest[4 * i : 4 * i + 4], "big") % 2**31 for i in range(4))
 
 
@@ -141,63 +141,64 @@ class PolicyAnswers:
         """The same reply. `say` gets its text in pieces while it is drawn, a piece per chunk of the engine.
 
         A piece holds whole characters. Thinking and tool calls are held back, as they are no part of a reply's text. A reply that is cut
-        off after its thinking is said without the thinking, which `text` of the whole reply has. What `say` raises ends the request.
+        off after its thinking is streamed without the thinking, which `text` of the whole reply has. What `say` raises ends the request.
         """
         return self.reply_to(ModelRequest(messages, options), say)
 
-    def reply_to(self, asked: ModelRequest, say: Callable[[str], None] | None = None) -> PolicyReply:
+    def reply_to(self, model_request: ModelRequest, say: Callable[[str], None] | None = None) -> PolicyReply:
         """The reply to a request with tools; see `__call__`, and `stream` for `say`."""
-        return self.replies_to(asked, 1, None if say is None else lambda _, text: say(text))[0]
+        return self.replies_to(model_request, 1, None if say is None else lambda _, text: say(text))[0]
 
-    def replies_to(self, asked: ModelRequest, count: int = 1, say: Callable[[int, str], None] | None = None) -> list[PolicyReply]:
+    def replies_to(self, model_request: ModelRequest, count: int = 1, say: Callable[[int, str], None] | None = None) -> list[PolicyReply]:
         """So many replies to one request, each drawn by itself. `say` gets a reply's number and a piece of it, reply after reply."""
-        request, talk = self._request(asked)
-        requests = [dataclasses.replace(request, seed=asked.seed(draw)) for draw in range(count)]
+        request, talk = self._request(model_request)
+        requests = [dataclasses.replace(request, seed=model_request.seed(draw)) for draw in range(count)]
         if say is None:
-            handles = [self.engine.submit(one) for one in requests]
-            return [self._reply(asked, one, talk, handle.result()) for one, handle in zip(requests, handles, strict=True)]
+            handles = [self.engine.submit(engine_request) for engine_request in requests]
+            pairs = zip(requests, handles, strict=True)
+            return [self._reply(model_request, engine_request, talk, handle.result()) for engine_request, handle in pairs]
         chunks: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in requests]
-        handles = [self.engine.submit(one, on_tokens.put) for one, on_tokens in zip(requests, chunks, strict=True)]
+        handles = [self.engine.submit(engine_request, on_tokens.put) for engine_request, on_tokens in zip(requests, chunks, strict=True)]
         replies = []
         try:
-            for draw, (one, on_tokens, handle) in enumerate(zip(requests, chunks, handles, strict=True)):
-                said = self._say(asked, talk, one, on_tokens, functools.partial(say, draw))
-                reply = self._reply(asked, one, talk, handle.result())
-                if rest := _unsaid(said, reply, talk is not None):
+            for draw, (engine_request, on_tokens, handle) in enumerate(zip(requests, chunks, handles, strict=True)):
+                streamed = self._say(model_request, talk, engine_request, on_tokens, functools.partial(say, draw))
+                reply = self._reply(model_request, engine_request, talk, handle.result())
+                if rest := _unsaid(streamed, reply, talk is not None):
                     say(draw, rest)
-                replies.append(dataclasses.replace(reply, streamed=said + rest))
+                replies.append(dataclasses.replace(reply, streamed=streamed + rest))
         except BaseException:
             for handle in handles:
                 handle.cancel()
             raise
         return replies
 
-    def _say(self, asked: ModelRequest, talk: Any, request: Request, chunks: queue.SimpleQueue, say: Callable[[str], None]) -> str:
-        """Says what is certain of a reply while it is drawn, and gives all that was said."""
-        certain, pieces = CertainText(self.renderer, talk, request.stop_strings, asked.reads_calls or not asked.tools), []
+    def _say(self, model_request: ModelRequest, talk: Any, request: Request, chunks: queue.SimpleQueue, say: Callable[[str], None]) -> str:
+        """Streams the certain part of a reply while it is drawn, and gives all that was streamed."""
+        certain, pieces = CertainText(self.renderer, talk, request.stop_strings, model_request.reads_calls or not model_request.tools), []
         while (chunk := chunks.get()) is not None:
             if piece := certain.read(chunk.tolist()):
                 say(piece)
                 pieces.append(piece)
         return "".join(pieces)
 
-    def _talk(self, asked: ModelRequest) -> Any:
+    def _talk(self, model_request: ModelRequest) -> Any:
         """The messages as a conversation. Raises `ValueError` for what the chat template refuses."""
-        said = said_by(asked.messages)
-        if asked.past is not None:
-            rest = said[asked.covered :]
+        messages = said_by(model_request.messages)
+        if model_request.past is not None:
+            rest = messages[model_request.covered :]
             try:
                 if any(message.role == "assistant" for message in rest):
-                    return self.renderer.extend(asked.past, rest, foreign=True)
-                return self.renderer.extend(asked.past, rest)
+                    return self.renderer.extend(model_request.past, rest, foreign=True)
+                return self.renderer.extend(model_request.past, rest)
             except TemplateError:
                 pass  # the template writes them in no conversation that goes on; perhaps it does from the start
-        return self.renderer.start(said, asked.tools) if asked.tools else self.renderer.start(said)
+        return self.renderer.start(messages, model_request.tools) if model_request.tools else self.renderer.start(messages)
 
-    def _encode(self, asked: ModelRequest, most: int) -> tuple[tuple[int, ...], Any]:
+    def _encode(self, model_request: ModelRequest, most: int) -> tuple[tuple[int, ...], Any]:
         """(ids of a prompt of at most so many tokens, conversation, or None for a text). Raises `RequestError`."""
-        messages, talk = asked.messages, None
-        if (characters := asked.characters()) > MOST_CHARACTERS * most:
+        messages, talk = model_request.messages, None
+        if (characters := model_request.characters()) > MOST_CHARACTERS * most:
             raise RequestError(
                 f"request refused: the prompt has {characters:,} characters, which do not fit in the {most} tokens that are served"
             )
@@ -205,12 +206,13 @@ class PolicyAnswers:
             if isinstance(messages, str | TokenIds):
                 ids = tuple(self.renderer.tokenizer.encode(messages) if isinstance(messages, str) else messages)
             else:
-                talk = self._talk(asked)
+                talk = self._talk(model_request)
                 ids = tuple(talk.ids)
         except (ValueError, TypeError) as error:
             reason = " ".join(str(error).split())
             raise RequestError(f"request refused: the model's format cannot hold these messages: {reason}") from error
-        if unknown := [word for text in asked.texts(asked.covered) for word in unknown_words(self.renderer.tokenizer, text)]:
+        texts = model_request.texts(model_request.covered)
+        if unknown := [word for text in texts for word in unknown_words(self.renderer.tokenizer, text)]:
             raise RequestError(
                 f"request refused: the model's vocabulary lacks {len(unknown)} of the words ({', '.join(map(repr, unknown[:8]))}): it was "
                 "made for one game, and reads that game's words alone"
@@ -219,9 +221,9 @@ class PolicyAnswers:
             raise RequestError(f"request refused: the prompt has {len(ids)} tokens, 1 to {most} are served")
         return ids, talk
 
-    def scored_ids(self, asked: ModelRequest) -> tuple[int, ...]:
-        """Of a prompt that is to be scored and not continued; it may take a reply's place too. Raises `RequestError`."""
-        return self._encode(asked, self.max_prompt + self.max_tokens)[0]
+    def scored_ids(self, model_request: ModelRequest) -> tuple[int, ...]:
+        """Ids of a prompt that is scored and not continued; it may use the tokens of a reply too. Raises `RequestError`."""
+        return self._encode(model_request, self.max_prompt + self.max_tokens)[0]
 
     def score(self, ids: Sequence[int], top_k: int = 0) -> PromptScores:
         """See `Engine.score`. Raises `RequestError`, and `NotFinite`."""
@@ -230,10 +232,10 @@ class PolicyAnswers:
             raise NotFinite(NOT_FINITE)
         return scores
 
-    def _request(self, asked: ModelRequest) -> tuple[Request, Any]:
+    def _request(self, model_request: ModelRequest) -> tuple[Request, Any]:
         """(request, conversation, or None for a text)."""
-        options = asked.options
-        ids, talk = self._encode(asked, self.max_prompt)
+        options = model_request.options
+        ids, talk = self._encode(model_request, self.max_prompt)
         if self.over_budget == "refuse" and (options.max_tokens or 0) > self.max_tokens:
             most = f"a reply of {self.model!r} has at most {self.max_tokens}"
             raise RequestError(f"request refused: max_tokens={options.max_tokens}, but {most}")
@@ -242,7 +244,7 @@ class PolicyAnswers:
             top_p=1.0 if options.top_p is None else float(options.top_p),
         )
         stops, budget = tuple(options.stop or ()), min(options.max_tokens or self.max_tokens, self.max_tokens)
-        seed = asked.seed()
+        seed = model_request.seed()
         return Request(ids, seed, budget, self.model, settings, tuple(self.renderer.stop_ids), stops, self.timeout_s), talk
 
     def log_probs(self, reply: ChatReply) -> list[dict[str, Any]]:
@@ -254,7 +256,7 @@ class PolicyAnswers:
     def _without_stop(self, drawn: list[int]) -> str:
         return self.renderer.tokenizer.decode(drawn[:-1] if drawn and drawn[-1] in self.renderer.stop_ids else drawn)
 
-    def _reply(self, asked: ModelRequest, request: Request, talk: Any, done: Completion) -> PolicyReply:
+    def _reply(self, model_request: ModelRequest, request: Request, talk: Any, done: Completion) -> PolicyReply:
         drawn = done.tokens.tolist()
         calls: tuple[ToolCall, ...] = ()
         malformed, after = 0, None
@@ -264,8 +266,8 @@ class PolicyAnswers:
             after = self.renderer.reply(talk, drawn)
             read = self.renderer.read(after)
             shown = read.content
-            if asked.tools:
-                shown, calls, malformed = self._called(asked, talk, drawn, read)
+            if model_request.tools:
+                shown, calls, malformed = self._called(model_request, talk, drawn, read)
             text = shown if read.finished else self.renderer.tokenizer.decode(drawn)
         version, drawing = done.version if self.version is None else self.version, request.settings
         sampled = {"prompt": list(request.prompt), "ids": drawn, "version": version}
@@ -281,14 +283,14 @@ class PolicyAnswers:
         check_numbers(reply)
         return reply
 
-    def _called(self, asked: ModelRequest, talk: Any, drawn: list[int], read: Reply) -> tuple[str, tuple[ToolCall, ...], int]:
+    def _called(self, model_request: ModelRequest, talk: Any, drawn: list[int], read: Reply) -> tuple[str, tuple[ToolCall, ...], int]:
         """(text, calls, number of malformed calls) of a reply to a request with tools.
 
         A reply with a call that cannot be read, or is cut off, remains text as a whole: half of it would be misread.
         """
         opened = [*talk.turns[-1].opening, *(drawn[:-1] if read.finished else drawn)]
         whole = read_reply(self.renderer.tokenizer.decode(opened), read.finished, self.renderer.thinks, None).content
-        if not asked.reads_calls:
+        if not model_request.reads_calls:
             return whole, (), 0
         reader = self.renderer.call_reader
         cut_off = reader.anywhere and any(mark in read.content for mark in reader.marks)
@@ -306,12 +308,12 @@ def policy_answers(
     return PolicyAnswers(engine, model, renderer, max_prompt, max_tokens, timeout_s, version)
 
 
-def _unsaid(said: str, reply: PolicyReply, is_chat: bool) -> str:
-    """What of a reply a stream has not said."""
+def _unsaid(streamed: str, reply: PolicyReply, is_chat: bool) -> str:
+    """The rest of a reply, which was not streamed."""
     whole = reply.text
-    if is_chat and not whole.startswith(said):  # thinking that was not said, or blanks that a tool call takes away
-        said, whole = said.lstrip(), reply.shown.lstrip()
-    return whole[len(said) :] if whole.startswith(said) else ""
+    if is_chat and not whole.startswith(streamed):  # thinking that was not streamed, or blanks that a tool call takes away
+        streamed, whole = streamed.lstrip(), reply.shown.lstrip()
+    return whole[len(streamed) :] if whole.startswith(streamed) else ""
 
 
 def _id_of(seed: Sequence[int], place: int) -> str:

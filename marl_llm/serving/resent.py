@@ -49,11 +49,11 @@ class KeptAnswers:
         self._answers: collections.OrderedDict[str, list[Any]] = collections.OrderedDict()
 
     def key(self, episode: str, kind: str, body: bytes) -> str:
-        """Of a request; equal requests of an episode have the same."""
+        """The key of a request; equal requests of an episode share it."""
         return hashlib.sha256(b"%s %s %s" % (episode.encode(), kind.encode(), body)).hexdigest()
 
     def find(self, key: str, connection: Connection) -> list[Any] | None:
-        """The recorded replies, for a request that is sent again. A new request wants others: these are forgotten."""
+        """The recorded replies, for a request that is sent again. A new request forgets them, as it wants others."""
         with self._lock:
             if connection.is_retry:
                 return self._answers.get(key)

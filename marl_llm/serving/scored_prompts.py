@@ -53,24 +53,24 @@ class ScoredPrompt(NamedTuple):
     prompt_log_probs: list[dict[str, Any] | None] | None
 
 
-def read_scoring(given: Mapping[str, Any]) -> PromptScoring:
+def read_scoring(fields: Mapping[str, Any]) -> PromptScoring:
     """The fields of completions that concern their prompt. Raises `ValueError` with a field's name."""
-    echo, prompt_top = given.get("echo", False), given.get("prompt_logprobs")
+    echo, prompt_top = fields.get("echo", False), fields.get("prompt_logprobs")
     if not isinstance(echo, bool):
         raise ValueError("echo must be true or false")
-    top = given.get("logprobs") if echo else None
+    top = fields.get("logprobs") if echo else None
     for name, value in (("logprobs", top), ("prompt_logprobs", prompt_top)):
         if value is not None and (type(value) is not int or not 0 <= value <= MOST_TOP):
             raise ValueError(f"{name} must be 0 to {MOST_TOP}")
-    scoring = PromptScoring(echo, top, prompt_top, not _is_zero(given.get("max_tokens")))
+    scoring = PromptScoring(echo, top, prompt_top, not _is_zero(fields.get("max_tokens")))
     if not scoring.is_asked:
         if not scoring.draws:
             raise ValueError("max_tokens must be at least 1, or 0 with echo or prompt_logprobs, which score the prompt")
         return scoring
     name = "echo" if echo else "prompt_logprobs"
-    if given.get("n", 1) != 1:
+    if fields.get("n", 1) != 1:
         raise ValueError(f"n must be 1 with {name}: the prompt is scored once")
-    if given.get("stream", False):
+    if fields.get("stream", False):
         raise ValueError(f"stream must be false with {name}")
     return scoring
 
@@ -80,7 +80,7 @@ def _is_zero(value: Any) -> bool:
 
 
 def score_prompt(model: PolicyAnswers, request: ModelRequest, scoring: PromptScoring, prompts: int = 1) -> ScoredPrompt:
-    """What is asked of a prompt, one of so many in its request. With `echo` the tokens of the reply are scored anew, as the prompt's are.
+    """The scores of a prompt, one of `prompts` in its request. With `echo` the tokens of the reply are scored anew, as the prompt's are.
 
     Raises `RequestError`, and `ValueError` where the answer would be too large.
     """
@@ -115,7 +115,7 @@ def prompt_log_probs(tokenizer: Tokenizer, ids: Sequence[int], scores: PromptSco
     told: list[dict[str, Any] | None] = [None]
     for place, token in enumerate(ids[1:]):
         likeliest = zip(scores.top_ids[place, :top].tolist(), scores.top_log_probs[place, :top].tolist(), itertools.count(1))
-        entries = {str(one): entry(one, log_prob, rank) for one, log_prob, rank in likeliest}
+        entries = {str(token_id): entry(token_id, log_prob, rank) for token_id, log_prob, rank in likeliest}
         own = {str(token): entry(token, float(scores.log_probs[place]), int(scores.ranks[place]))}
         told.append(own | entries | own)
     return told
@@ -133,8 +133,8 @@ def echoed_log_probs(tokenizer: Tokenizer, ids: Sequence[int], scores: PromptSco
     for place, token in enumerate(ids[1:]):
         pairs = zip(scores.top_ids[place, :top].tolist(), scores.top_log_probs[place, :top].tolist())
         entries = {}
-        for one, log_prob in pairs:
-            entries.setdefault(texts[str(one)], log_prob)  # the likeliest of those with one text
+        for token_id, log_prob in pairs:
+            entries.setdefault(texts[str(token_id)], log_prob)  # the likeliest of those with one text
         likeliest.append(entries | {texts[str(token)]: float(scores.log_probs[place])})
     return {
         "tokens": [texts[str(token)] for token in ids],

@@ -193,7 +193,7 @@ class ChatServer:
             return 429, refusal("the server's queue is full")
         try:
             with self._slots:
-                tokens, found = self._answer(body, kind, episode, send, connection)
+                tokens, response = self._answer(body, kind, episode, send, connection)
         except ClientLeft:
             self._count("failed")
             raise
@@ -207,7 +207,7 @@ class ChatServer:
         finally:
             self._room.release()
         self._count("tokens", tokens)
-        return 200, found
+        return 200, response
 
     def _answer(
         self, body: bytes, kind: str, episode: str | None, send: Callable[[dict[str, Any]], None] | None, connection: Connection
@@ -218,16 +218,16 @@ class ChatServer:
                 raise ValueError("this server keeps no episodes: start it with --record=FILE, or leave /episodes/ID out of the address")
             self._record.check(episode)
         dialect = DIALECTS[kind]
-        asked = read_request(body, self.models, dialect.kind, dialect.translate)
-        events = dialect.events(asked, send) if asked.stream and send is not None else None
+        request = read_request(body, self.models, dialect.kind, dialect.translate)
+        events = dialect.events(request, send) if request.stream and send is not None else None
         key = None if episode is None else self._kept.key(episode, kind, body)
         kept = None if key is None else self._kept.find(key, connection)
-        told = self._draw(asked, dialect.kind, episode, events, connection) if kept is None else kept
+        told = self._draw(request, dialect.kind, episode, events, connection) if kept is None else kept
         if key is not None:
             self._kept.keep(key, told)
         tokens = sum(choice.reply.completion_tokens or 0 for choice in told)
         if events is None:
-            return tokens, dialect.write(asked, told)
+            return tokens, dialect.write(request, told)
         for number, choice in enumerate(told):
             if kept is not None:
                 events.text(number, choice.streamed)
@@ -236,99 +236,99 @@ class ChatServer:
         return tokens, {}
 
     def _draw(
-        self, asked: CompletionRequest, kind: str, episode: str | None, events: EventWriter | None, connection: Connection
+        self, request: CompletionRequest, kind: str, episode: str | None, events: EventWriter | None, connection: Connection
     ) -> list[ToldReply]:
         """The replies to a request, recorded if it is an episode's. Raises `ClientLeft` in place of recording what nobody would read."""
         told: list[ToldReply] = []
         lines: list[dict[str, Any]] = []
         if episode is not None and connection.is_closed():  # while it waited for its turn
             raise ClientLeft
-        if episode is not None and asked.scoring.is_asked and asked.scoring.draws:
+        if episode is not None and request.scoring.is_asked and request.scoring.draws:
             raise ValueError("max_tokens must be 0 with echo or prompt_logprobs in an episode: a prompt that is scored is no sample")
         with contextlib.ExitStack() as drawing:
-            for one in asked.by_prompt():
-                one = drawing.enter_context(self._drawn_as(one, episode, connection))
-                if one.scoring.is_asked:
-                    told.append(self._scored(one, 1 + len(asked.further)))
+            for prompt_request in request.by_prompt():
+                prompt_request = drawing.enter_context(self._drawn_as(prompt_request, episode, connection))
+                if prompt_request.scoring.is_asked:
+                    told.append(self._scored(prompt_request, 1 + len(request.further)))
                     continue
-                match = self._match(one, episode)
+                match = self._match(prompt_request, episode)
                 say = None if events is None else functools.partial(_say, events, len(told))
-                replies = self._replies(one, match, say)
+                replies = self._replies(prompt_request, match, say)
                 if episode is not None and connection.is_closed():
                     raise ClientLeft
-                more = [self._told(one, reply, kind) for reply in replies]
-                counts = {} if episode is None else self._keep_talks(one, episode, match, replies)
-                lines += [_line(one, choice) | counts for choice in more]
+                more = [self._told(prompt_request, reply, kind) for reply in replies]
+                counts = {} if episode is None else self._keep_talks(prompt_request, episode, match, replies)
+                lines += [_line(prompt_request, choice) | counts for choice in more]
                 told += more
             if episode is not None:
                 self._record.keep(episode, *lines)
         return told
 
     @contextlib.contextmanager
-    def _drawn_as(self, asked: CompletionRequest, episode: str | None, connection: Connection) -> Iterator[CompletionRequest]:
-        """How a request is drawn: as it says. An error within the context means that it was not answered."""
-        yield asked
+    def _drawn_as(self, request: CompletionRequest, episode: str | None, connection: Connection) -> Iterator[CompletionRequest]:
+        """The request with its sampling options, here its own. An error within the context means that it was not answered."""
+        yield request
 
-    def _match(self, asked: CompletionRequest, episode: str | None) -> Match:
-        """What the episode's earlier replies know of a request's messages."""
-        if episode is None or isinstance(asked.said, str | TokenIds) or not isinstance(self.models[asked.model], PolicyAnswers):
+    def _match(self, request: CompletionRequest, episode: str | None) -> Match:
+        """The prefix of a request's messages that the episode's earlier replies hold as ids."""
+        if episode is None or isinstance(request.said, str | TokenIds) or not isinstance(self.models[request.model], PolicyAnswers):
             return Match()
-        return self._sessions.match(episode, asked.model, asked.expected.tools.offered, asked.said)
+        return self._sessions.match(episode, request.model, request.expected.tools.offered, request.said)
 
-    def _replies(self, asked: CompletionRequest, match: Match, say: Callable[[int, str], None] | None) -> Sequence[ChatReply]:
+    def _replies(self, request: CompletionRequest, match: Match, say: Callable[[int, str], None] | None) -> Sequence[ChatReply]:
         """The replies of the model; `say` gets a reply's number and a piece of it. Raises `ValueError` for what the model cannot do."""
-        model, tools = self.models[asked.model], asked.expected.tools
+        model, tools = self.models[request.model], request.expected.tools
         if isinstance(model, PolicyAnswers):
-            request = ModelRequest(asked.said, asked.options, tools.offered, tools.reads_calls, match.talk, match.covered)
-            return model.replies_to(request, asked.count, say)
-        if asked.log_probs or tools.offered:
-            what = "tells no logprobs" if asked.log_probs else "takes no tools"
-            raise ValueError(f"the model {asked.model!r} {what}")
-        if isinstance(asked.said, TokenIds):
-            raise ValueError(f"the model {asked.model!r} takes no prompt as ids")
-        replies = [model(asked.said, asked.options) for _ in range(asked.count)]
+            model_request = ModelRequest(request.said, request.options, tools.offered, tools.reads_calls, match.talk, match.covered)
+            return model.replies_to(model_request, request.count, say)
+        if request.log_probs or tools.offered:
+            what = "tells no logprobs" if request.log_probs else "takes no tools"
+            raise ValueError(f"the model {request.model!r} {what}")
+        if isinstance(request.said, TokenIds):
+            raise ValueError(f"the model {request.model!r} takes no prompt as ids")
+        replies = [model(request.said, request.options) for _ in range(request.count)]
         for number, reply in enumerate(replies):
             check_numbers(reply)
             if say is not None and reply.text:
                 say(number, reply.text)
         return replies
 
-    def _scored(self, asked: CompletionRequest, prompts: int) -> ToldReply:
+    def _scored(self, request: CompletionRequest, prompts: int) -> ToldReply:
         """A prompt, one of so many, with the log-probs of its tokens and its reply. Raises `ValueError` and `RequestError`."""
-        model = self.models[asked.model]
+        model = self.models[request.model]
         if not isinstance(model, PolicyAnswers):
-            raise ValueError(f"the model {asked.model!r} scores no prompts (echo, prompt_logprobs)")
-        scored = score_prompt(model, ModelRequest(asked.said, asked.options), asked.scoring, prompts)
-        told = self._told(asked, scored.reply, "completions")
+            raise ValueError(f"the model {request.model!r} scores no prompts (echo, prompt_logprobs)")
+        scored = score_prompt(model, ModelRequest(request.said, request.options), request.scoring, prompts)
+        told = self._told(request, scored.reply, "completions")
         return told._replace(log_probs=scored.log_probs or told.log_probs, prompt_log_probs=scored.prompt_log_probs)
 
-    def _told(self, asked: CompletionRequest, reply: ChatReply, kind: str) -> ToldReply:
+    def _told(self, request: CompletionRequest, reply: ChatReply, kind: str) -> ToldReply:
         """A reply, checked and counted."""
         calls = reply.tool_calls if isinstance(reply, PolicyReply) else ()
-        unmet = asked.expected.unmet(reply.text, calls)
+        unmet = request.expected.unmet(reply.text, calls)
         self._count("unmet", bool(unmet))
         self._count("malformed_calls", reply.malformed if isinstance(reply, PolicyReply) else 0)
         log_probs = None
-        if asked.log_probs:
-            log_probs = told_log_probs(self.models[asked.model].log_probs(reply), kind, asked.log_probs - 1)
-        return ToldReply(reply, calls if asked.expected.tools.parallel else calls[:1], tuple(unmet), log_probs)
+        if request.log_probs:
+            log_probs = told_log_probs(self.models[request.model].log_probs(reply), kind, request.log_probs - 1)
+        return ToldReply(reply, calls if request.expected.tools.parallel else calls[:1], tuple(unmet), log_probs)
 
-    def _keep_talks(self, asked: CompletionRequest, episode: str, match: Match, replies: Sequence[ChatReply]) -> dict[str, int]:
+    def _keep_talks(self, request: CompletionRequest, episode: str, match: Match, replies: Sequence[ChatReply]) -> dict[str, int]:
         """Keeps the ids of replies for the episode's next requests. Gives the request's counts; none of a prompt or a function."""
-        if isinstance(asked.said, str | TokenIds) or not all(isinstance(reply, PolicyReply) for reply in replies):
+        if isinstance(request.said, str | TokenIds) or not all(isinstance(reply, PolicyReply) for reply in replies):
             return {}
-        keys, tools = {}, asked.expected.tools
+        keys, tools = {}, request.expected.tools
         for reply in replies:
             calls = reply.tool_calls if tools.parallel else reply.tool_calls[:1]
             for text in {reply.text, reply.streamed}:
                 message = {"role": "assistant", "content": text, "tool_calls": calls}
-                keys[keys_of(asked.model, tools.offered, [*asked.said, message])[-1]] = reply.talk
+                keys[keys_of(request.model, tools.offered, [*request.said, message])[-1]] = reply.talk
         return self._sessions.keep(episode, match, replies[0].sampled["prompt"], keys)
 
     def episode(self, episode: str) -> dict[str, Any]:
         """What was kept of an episode: its `replies`, whether it is `paid`, and `SessionTree.counts`."""
-        found = {"replies": 0, "paid": False} if self._record is None else self._record.about(episode)
-        return {"episode": episode} | found | self._sessions.counts(episode)
+        record = {"replies": 0, "paid": False} if self._record is None else self._record.about(episode)
+        return {"episode": episode} | record | self._sessions.counts(episode)
 
     def task(self, episode: str) -> Any:
         """The task of an episode, as JSON. Raises `EpisodeRefused` where this server has given none."""
@@ -352,10 +352,10 @@ class ChatServer:
             self._counts[name] += by
 
 
-def _line(asked: CompletionRequest, told: ToldReply) -> dict[str, Any]:
+def _line(request: CompletionRequest, told: ToldReply) -> dict[str, Any]:
     """A reply as it is recorded."""
-    line = {"model": asked.model, "messages": asked.said, "text": told.reply.text, "finish_reason": told.finish_reason}
-    if tools := asked.expected.tools.offered:
+    line = {"model": request.model, "messages": request.said, "text": told.reply.text, "finish_reason": told.finish_reason}
+    if tools := request.expected.tools.offered:
         line |= {"tools": tools, "tool_calls": told.calls}
     return line | dict(told.reply.sampled or {})
 
@@ -376,11 +376,11 @@ class _Handler(LocalHandler):
         if self.path == "/v1/models":
             models = [{"id": name, "object": "model"} for name in self.server.service.models]
             self.reply(200, {"object": "list", "data": models})
-        elif asked := _EPISODE.fullmatch(self.path):
-            self.reply(200, self.server.service.episode(asked["episode"]))
-        elif asked := _TASK.fullmatch(self.path):
+        elif match := _EPISODE.fullmatch(self.path):
+            self.reply(200, self.server.service.episode(match["episode"]))
+        elif match := _TASK.fullmatch(self.path):
             try:
-                self.reply(200, {"task": self.server.service.task(asked["episode"])})
+                self.reply(200, {"task": self.server.service.task(match["episode"])})
             except EpisodeRefused as error:
                 raise Refused(404, str(error)) from None
         elif self.path == "/health":
@@ -398,11 +398,11 @@ class _Handler(LocalHandler):
         self._streaming, self._names_events = False, DIALECTS[match["kind"]].names_events
         try:
             connection = Connection(self.client_has_left, self.headers.get(RETRIES, "0").strip() not in ("", "0"))
-            status, found = self.server.service.answer(body, match["kind"], match["episode"], self._event, connection)
+            status, response = self.server.service.answer(body, match["kind"], match["episode"], self._event, connection)
             if not self._streaming:
-                return self.reply(status, found, {"Retry-After": str(RETRY_S)} if status == 429 else None)
+                return self.reply(status, response, {"Retry-After": str(RETRY_S)} if status == 429 else None)
             if status != 200:
-                self._write(json.dumps(found), "error")
+                self._write(json.dumps(response), "error")
             elif not self._names_events:
                 self._write("[DONE]")
         except ClientLeft:

@@ -20,7 +20,7 @@ COUNTS = ("lineages", "relayed", "forked", "reencoded")
 
 @dataclasses.dataclass
 class _Known:
-    """A reply with all that came before it, and with what it was continued first."""
+    """A conversation that ends with a reply, and its first continuation."""
 
     talk: Any
     next: str = ""
@@ -60,7 +60,7 @@ class SessionTree:
         return len(self._known)
 
     def match(self, model: str, tools: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]) -> Match:
-        """The longest beginning of the messages that is known; at least one message is left over."""
+        """The longest known prefix of the messages; at least one message is left over."""
         keys = keys_of(model, tools, messages)
         for covered in range(len(messages) - 1, 0, -1):
             known = self._known.get(keys[covered - 1]) if messages[covered - 1]["role"] == "assistant" else None
@@ -121,7 +121,7 @@ class SessionTrees:
             return dict(self._trees[episode].counts) if episode in self._trees else dict.fromkeys(COUNTS, 0)
 
     def end(self, episode: str) -> None:
-        """An episode asks for nothing more."""
+        """Ends an episode."""
         with self._lock:
             if episode in self._trees:
                 self._forget(self._trees[episode])

@@ -52,9 +52,9 @@ class OfferedTools:
         return next((tool["function"].get("parameters") for tool in self.offered if tool["function"]["name"] == name), None)
 
 
-def read_tool_use(given: Mapping[str, Any]) -> OfferedTools:
+def read_tool_use(fields: Mapping[str, Any]) -> OfferedTools:
     """The fields `tools`, `tool_choice` and `parallel_tool_calls` of a request. Raises `ValueError` with the field's place."""
-    listed, parallel, choice = given.get("tools", []), given.get("parallel_tool_calls", True), given.get("tool_choice", "auto")
+    listed, parallel, choice = fields.get("tools", []), fields.get("parallel_tool_calls", True), fields.get("tool_choice", "auto")
     if not isinstance(listed, list) or len(listed) > MAX_TOOLS:
         raise ValueError(f"tools must be a list of at most {MAX_TOOLS} tools")
     if not isinstance(parallel, bool):
@@ -114,13 +114,13 @@ def _read_message(message: dict[str, Any], where: str) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise ValueError(f"{where}.role must be one of {', '.join(ROLES)}")
-    given = {name: value for name, value in message.items() if value or name not in EMPTY_IN_MESSAGES}
+    fields = {name: value for name, value in message.items() if value or name not in EMPTY_IN_MESSAGES}
     own = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}.get(role, ())
-    if strange := [name for name in given if name not in ("role", "content", *own)]:
+    if strange := [name for name in fields if name not in ("role", "content", *own)]:
         names = " and ".join(("its role", "its content", *(f"its {name}" for name in own[:1])))
         raise ValueError(f"{where}: {strange[0]!r:.50} is not served; {_article(role)} message has {names}")
-    read = {"role": role, "content": _read_content(given, role, where)}
-    if calls := given.get("tool_calls"):
+    read = {"role": role, "content": _read_content(fields, role, where)}
+    if calls := fields.get("tool_calls"):
         if not isinstance(calls, list):
             raise ValueError(f"{where}.tool_calls must be a list")
         read["tool_calls"] = [_read_call(call, f"{where}.tool_calls[{place}]") for place, call in enumerate(calls)]
@@ -128,9 +128,9 @@ def _read_message(message: dict[str, Any], where: str) -> dict[str, Any]:
         if len(set(ids)) < len(ids):
             raise ValueError(f"{where}.tool_calls: two calls have one id")
     if role == "tool":
-        if not isinstance(given.get("tool_call_id"), str):
+        if not isinstance(fields.get("tool_call_id"), str):
             raise ValueError(f"{where}.tool_call_id must name the call that this message answers")
-        read["tool_call_id"] = given["tool_call_id"]
+        read["tool_call_id"] = fields["tool_call_id"]
     return read
 
 
@@ -138,9 +138,9 @@ def _article(role: str) -> str:
     return f"an {role}'s" if role == "assistant" else f"a {role}'s"
 
 
-def _read_content(given: Mapping[str, Any], role: str, where: str) -> str:
+def _read_content(fields: Mapping[str, Any], role: str, where: str) -> str:
     """A message's content as one text; the texts of its parts are joined as they stand."""
-    content = given.get("content")
+    content = fields.get("content")
     if content is None and role == "assistant":
         return ""
     if isinstance(content, list):
@@ -208,10 +208,10 @@ def _in_order_of_calls(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any
 
 def said_by(messages: Sequence[Mapping[str, Any]]) -> list[Said]:
     """Messages of OpenAI's form as a chat template's. A developer is the system."""
-    said = []
+    converted = []
     for message in messages:
         role = "system" if message["role"] == "developer" else message["role"]
         functions = [call["function"] for call in message.get("tool_calls", ())]
         calls = tuple(ToolCall(function["name"], json.loads(function["arguments"])) for function in functions)
-        said.append(Said(role, message["content"], None, calls))
-    return said
+        converted.append(Said(role, message["content"], None, calls))
+    return converted
