@@ -213,10 +213,10 @@ def read_reply(body: bytes) -> ChatReply:
     Raises:
       ValueError: truncated or not JSON, beyond `BOUNDS`, or not of this form.
     """
-    said = read_json(body, BOUNDS)
-    if not said.ok:
-        raise ValueError(f"the answer is not JSON within bounds ({said.problem})")
-    answer = said.value
+    parsed = read_json(body, BOUNDS)
+    if not parsed.ok:
+        raise ValueError(f"the answer is not JSON within bounds ({parsed.problem})")
+    answer = parsed.value
     choices = answer.get("choices") if isinstance(answer, dict) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, dict) else None

@@ -121,8 +121,8 @@ def opened(tree: Any) -> tuple[type | None, Any]:
     if len(body) != 2:
         return nothing
     if tag == "c":
-        (one, real), (two, imag) = map(opened, body)
-        return (complex, complex(real, imag)) if one is two is float else nothing
+        (real_type, real), (imag_type, imag) = map(opened, body)
+        return (complex, complex(real, imag)) if real_type is imag_type is float else nothing
     if tag == "o" and all(type(text) is str for text in body):
         return Opaque, Opaque(valid_text(body[0][:200]), valid_text(body[1][:200]))
     return nothing

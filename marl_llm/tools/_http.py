@@ -124,21 +124,21 @@ class _Loop(asyncio.SelectorEventLoop):
     """Looks names up in threads that nobody waits for: the usual ones would hold up the end of the program while a look-up hangs."""
 
     async def getaddrinfo(self, host: Any, port: Any, *, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0) -> list[tuple]:
-        found = self.create_future()
+        addresses = self.create_future()
 
         def settle(set_outcome: Any, outcome: Any) -> None:
-            if not found.done():
+            if not addresses.done():
                 set_outcome(outcome)
 
         def look_up() -> None:
             try:
-                outcome = found.set_result, socket.getaddrinfo(host, port, family, type, proto, flags)
+                outcome = addresses.set_result, socket.getaddrinfo(host, port, family, type, proto, flags)
             except Exception as error:
-                outcome = found.set_exception, error
+                outcome = addresses.set_exception, error
             self.call_soon_threadsafe(settle, *outcome)
 
         threading.Thread(target=look_up, name="http-name", daemon=True).start()
-        return await found
+        return await addresses
 
 
 class _Clients:
@@ -151,7 +151,7 @@ class _Clients:
         threading.Thread(target=self._loop.run_forever, name="http", daemon=True).start()
 
     def run(self, work: Coroutine[Any, Any, HttpReply]) -> HttpReply:
-        """What a coroutine gives, from any thread but the loop's."""
+        """The result of a coroutine, from any thread but the loop's."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -184,7 +184,7 @@ def _made() -> _Clients:
 
 
 def _clients() -> _Clients:
-    """Of this process."""
+    """The clients of this process."""
     with _MAKING:
         return _made()
 

@@ -114,14 +114,14 @@ def _split(text: str, separator: re.Pattern) -> tuple[list[str], list[str]]:
     """The parts between separators that stand in no bracket, and the separators."""
     ends = list(depths(text))
     parts, between, start, index, depth = [], [], 0, 0, 0
-    for found in separator.finditer(text):
-        while index < len(ends) and ends[index][0] <= found.start():
+    for match in separator.finditer(text):
+        while index < len(ends) and ends[index][0] <= match.start():
             depth = ends[index][1]
             index += 1
         if depth == 0:
-            parts.append(text[start : found.start()])
-            between.append(found.group().strip())
-            start = found.end()
+            parts.append(text[start : match.start()])
+            between.append(match.group().strip())
+            start = match.end()
     return [*parts, text[start:]], between
 
 
@@ -250,7 +250,7 @@ def _single(text: str) -> Any:
 
 
 def _expression(latex: str) -> Any:
-    """What sympy makes of one expression; None where it makes nothing of it."""
+    """An expression as sympy reads it; None where it cannot."""
     if not latex or AMBIGUOUS.search(latex) or _is_huge(latex):
         return None
     # The grammar takes a number and a bracket behind it for a mixed number, so that 2(3) would be 5.
@@ -273,7 +273,7 @@ def _expression(latex: str) -> Any:
 
 def _is_huge(latex: str) -> bool:
     """Whether a power tower or a factorial of digits has more digits than sympy can write; such a number is compared as it is written."""
-    towers = any(int(found[2]) * math.log10(int(found[1]) or 1) > HUGE_DIGITS for found in TOWER.finditer(latex))
+    towers = any(int(match[2]) * math.log10(int(match[1]) or 1) > HUGE_DIGITS for match in TOWER.finditer(latex))
     return towers or HIGH_POWER.search(latex) is not None
 
 

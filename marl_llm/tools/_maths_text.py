@@ -23,9 +23,9 @@ SIGNS = str.maketrans(
 _END = r"(?![A-Za-z])"
 
 
-def _as_interval(found: re.Match) -> str:
+def _as_interval(match: re.Match) -> str:
     """An interval whose open ends are written with brackets that point outwards: `]1,2]` is `(1,2]`."""
-    left, ends, right = found.groups()
+    left, ends, right = match.groups()
     return ("(" if left == "]" else "[") + ends + (")" if right == "[" else "]")
 
 
@@ -164,11 +164,11 @@ def closes_last(text: str, start: int) -> bool:
 def depths(text: str, offset: int = 0):
     """(end, depth behind it) of each bracket. An interval may open with one kind and close with another, so all kinds count alike."""
     depth = 0
-    for found in BRACKET.finditer(text):
-        bracket = found.group()
+    for match in BRACKET.finditer(text):
+        bracket = match.group()
         if bracket != "\\\\":
             depth += 1 if bracket in OPENING or bracket.startswith("\\begin") else -1
-            yield offset + found.end(), depth
+            yield offset + match.end(), depth
 
 
 OPENING = ("(", "[", "{", "\\{", "\\langle")
@@ -177,8 +177,8 @@ BRACKET = re.compile(r"\\\\|\\begin\{\w+\*?\}|\\end\{\w+\*?\}|\\langle|\\rangle|
 
 def choice_letter(text: str) -> tuple[str, str] | None:
     """The letter and the content of a choice that is given with both: `(C) 12`, `C. 12`; None for any other text, and for two letters."""
-    found = LABELLED.fullmatch(clean(text))
-    return None if found is None or LETTER.search(found[3]) else (found[1] or found[2], found[3])
+    match = LABELLED.fullmatch(clean(text))
+    return None if match is None or LETTER.search(match[3]) else (match[1] or match[2], match[3])
 
 
 def _scripts(text: str) -> str:
@@ -212,28 +212,28 @@ def read_numeral(text: str) -> Numeral | None:
     """
     if len(text) > MAX_DIGITS or not any(char.isdigit() for char in text):
         return None
-    if found := FRACTION.fullmatch(text):
-        return _read_fraction(found)
-    found = DECIMAL.fullmatch(text)
-    if found is None or not (found["whole"] or found["part"] or found["period"] or found["round"]):
+    if match := FRACTION.fullmatch(text):
+        return _read_fraction(match)
+    match = DECIMAL.fullmatch(text)
+    if match is None or not (match["whole"] or match["part"] or match["period"] or match["round"]):
         return None
-    whole, part = (found["whole"] or "0").replace(",", "").replace(" ", ""), found["part"] or ""
+    whole, part = (match["whole"] or "0").replace(",", "").replace(" ", ""), match["part"] or ""
     value = Fraction(int(whole + part), 10 ** len(part))
-    if period := found["period"] or found["round"]:
+    if period := match["period"] or match["round"]:
         value += Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(part))
-    exponent = int(found["e"] or found["p1"] or found["p2"] or 0)
+    exponent = int(match["e"] or match["p1"] or match["p2"] or 0)
     if abs(exponent) > MAX_EXPONENT:
         return None
     value *= Fraction(10) ** exponent
-    return Numeral(-value if found["sign"] == "-" else value, bool(part) and not period)
+    return Numeral(-value if match["sign"] == "-" else value, bool(part) and not period)
 
 
-def _read_fraction(found: re.Match) -> Numeral | None:
-    above, below = int(found["a"] or found["a1"] or found["a2"]), int(found["b"] or found["b1"] or found["b2"])
-    if below == 0 or (found["whole"] and above < 0):
+def _read_fraction(match: re.Match) -> Numeral | None:
+    above, below = int(match["a"] or match["a1"] or match["a2"]), int(match["b"] or match["b1"] or match["b2"])
+    if below == 0 or (match["whole"] and above < 0):
         return None
-    value = Fraction(above, below) + int(found["whole"] or 0)
-    return Numeral(-value if found["sign"] == "-" else value, False)
+    value = Fraction(above, below) + int(match["whole"] or 0)
+    return Numeral(-value if match["sign"] == "-" else value, False)
 
 
 def split_unit(text: str) -> tuple[str, tuple[str, ...], int]:

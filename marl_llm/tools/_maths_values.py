@@ -155,10 +155,10 @@ def _same_members(answer: Several, target: Several, delta: float) -> bool:
         return False
     left = list(answer.members)
     for wanted in target.members:
-        found = next((index for index, member in enumerate(left) if same(member, wanted, delta)), None)
-        if found is None:
+        position = next((index for index, member in enumerate(left) if same(member, wanted, delta)), None)
+        if position is None:
             return False
-        left.pop(found)
+        left.pop(position)
     return True
 
 

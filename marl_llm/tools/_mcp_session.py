@@ -157,8 +157,8 @@ class ServerProcess:
 @contextlib.asynccontextmanager
 async def open_session(command: Sequence[str], folder: str, env: Mapping[str, str]) -> AsyncIterator[PackageSession]:
     """A server that has shaken hands. Raises `McpFailure`, and `OSError` for a command that cannot be started."""
-    given = {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(env)
-    process = await anyio.open_process(command, cwd=folder, env=given, start_new_session=True)
+    environment = {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(env)
+    process = await anyio.open_process(command, cwd=folder, env=environment, start_new_session=True)
     server = ServerProcess(process)
     received, to_session = anyio.create_memory_object_stream(0)
     from_session, sent = anyio.create_memory_object_stream(0)

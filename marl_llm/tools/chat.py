@@ -285,9 +285,9 @@ def checked_reply(reply: ChatReply, prompt_bound: int, max_tokens: int | None) -
 
 def kept_reply(kept: str | None) -> ChatReply | None:
     """A reply from the cache; None if there is none, or none that can be read: it is asked for again."""
-    said = read_json(kept) if kept is not None else Said()
+    parsed = read_json(kept) if kept is not None else Said()
     try:
-        return None if said.value is None else dataclasses.replace(ChatReply(**said.value), cached=True)
+        return None if parsed.value is None else dataclasses.replace(ChatReply(**parsed.value), cached=True)
     except TypeError:
         return None
 

@@ -55,7 +55,7 @@ class CommandProgram:
         mark = f"{EPISODE}={client.episode_url}"
         text = json.dumps(task)
         added = {"OPENAI_BASE_URL": client.base_url, "OPENAI_API_KEY": client.api_key, "MARL_TASK": text}
-        added |= dict(one.split("=", 1) for one in (mark, self._guard.mark))
+        added |= dict(entry.split("=", 1) for entry in (mark, self._guard.mark))
         if len(text.encode()) > MOST_TASK:
             del added["MARL_TASK"]
         process, (reader, writer) = None, os.pipe()  # not asyncio's own, which waits until children of the program close it too
@@ -73,7 +73,7 @@ class CommandProgram:
                     os.killpg(process.pid, signal.SIGKILL)
             end_marked(mark)
             done, _ = await asyncio.wait({tail}, timeout=END_S)
-            client.notes.extend(f"its stderr ends: {one.result()}" for one in done if one.result())
+            client.notes.extend(f"its stderr ends: {stderr.result()}" for stderr in done if stderr.result())
             tail.cancel()
         check_code(code)
 
@@ -121,17 +121,17 @@ def fill_in(command: Sequence[str], task: Any) -> list[str]:
     """
     values = {**task, "task": task} if isinstance(task, dict) else {"task": task}
     fields = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
-    return [re.sub(r"\{(\w+)\}", lambda found: fields.get(found[1], found[0]), part) for part in command]
+    return [re.sub(r"\{(\w+)\}", lambda match: fields.get(match[1], match[0]), part) for part in command]
 
 
 def end_marked(mark: str) -> None:
     """Kills every process whose environment has the entry `mark`, but this one."""
     for _ in range(ROUNDS):
-        found = [pid for pid in _processes() if _has(pid, mark.encode())]
-        for pid in found:
+        pids = [pid for pid in _processes() if _has(pid, mark.encode())]
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if not found:
+        if not pids:
             return
         time.sleep(0.005)
 
@@ -162,9 +162,9 @@ async def _last_lines(pipe: io.RawIOBase) -> str:
     return last_lines(kept)
 
 
-def last_lines(said: bytes) -> str:
+def last_lines(output: bytes) -> str:
     """The last lines as one line, with nothing in it that a terminal obeys."""
-    lines = [_printable(line) for line in said[-TAIL_BYTES:].decode(errors="replace").splitlines()]
+    lines = [_printable(line) for line in output[-TAIL_BYTES:].decode(errors="replace").splitlines()]
     return " | ".join([line for line in lines if line][-TAIL_LINES:])
 
 

@@ -153,40 +153,40 @@ def read_calls(program: Program, expected: Sequence[Any], tolerance: Tolerance, 
 
 
 def _lines(channel: bytes, trees: Sequence[Any]) -> dict[int, tuple[dict, int]]:
-    """For each case that has one its line, and how many characters of it were replaced. No more lines are read than a harness writes.
+    """Case -> (its line, how many of its characters were replaced), where it has one. No more lines are read than a harness writes.
 
     A line that cannot be read stands for its case (if it begins as a harness's line does) with its problem as the only field.
     """
-    found: dict[int, tuple[dict, int]] = {}
+    lines: dict[int, tuple[dict, int]] = {}
     pieces = channel.split(b"\n", len(trees))
     for place, text in enumerate(pieces[: len(trees)]):
         head = _NUMBERED.match(text)
         wanted = json.dumps(trees[int(head[1])]) if head and int(head[1]) < len(trees) else ""
         room = SPARE_VALUES + 2 * sum(map(wanted.count, ",[{"))
-        said = read_json(text, Bounds(depth=LINE_DEPTH, values=room))
-        if said.ok and isinstance(said.value, dict) and type(said.value.get("case")) is int:
-            found.setdefault(said.value["case"], (said.value, said.replaced))
-        elif head and (place < len(pieces) - 1 or said.problem != "not_json"):  # else it was cut off: the case has no line
-            found.setdefault(int(head[1]), ({"problem": said.problem}, 0))
-    return found
+        parsed = read_json(text, Bounds(depth=LINE_DEPTH, values=room))
+        if parsed.ok and isinstance(parsed.value, dict) and type(parsed.value.get("case")) is int:
+            lines.setdefault(parsed.value["case"], (parsed.value, parsed.replaced))
+        elif head and (place < len(pieces) - 1 or parsed.problem != "not_json"):  # else it was cut off: the case has no line
+            lines.setdefault(int(head[1]), ({"problem": parsed.problem}, 0))
+    return lines
 
 
 def _case(line: dict, replaced: int, wanted: Any, tolerance: Tolerance, tuples_as_lists: bool) -> Case:
-    """What a line says of its case; `line` may be any object of valid JSON."""
+    """A case as its line reports it; `line` may be any object of valid JSON."""
     if "problem" in line:
         return Case("wrong" if line["problem"] == "too_many" else "malformed")
     state, seconds, error, mutated = (line.get(name) for name in ("state", "seconds", "error", "mutated"))
     if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
         return Case("malformed", replaced=replaced)
-    said = dict(seconds=float(seconds), replaced=replaced)
+    measured = dict(seconds=float(seconds), replaced=replaced)
     if state in ("raised", "timeout") and type(error) in (str, type(None)):
-        return Case(state, error=(error or "")[:500], **said)
+        return Case(state, error=(error or "")[:500], **measured)
     if state != "returned" or "value" not in line or type(mutated) is not bool:
-        return Case("malformed", **said)
+        return Case("malformed", **measured)
     passed = same_tree(line["value"], wanted, tolerance, tuples_as_lists)
     if not passed and opened(line["value"])[0] is None:
-        return Case("malformed", **said)
-    return Case("passed" if passed else "wrong", shown(line["value"]), mutated=mutated, **said)
+        return Case("malformed", **measured)
+    return Case("passed" if passed else "wrong", shown(line["value"]), mutated=mutated, **measured)
 
 
 def judge_calls(

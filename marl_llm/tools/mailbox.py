@@ -13,24 +13,24 @@ from typing import Any
 
 
 class Mailbox:
-    """Where threads lay down what they have for one loop."""
+    """Results that threads hand to one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop = weakref.ref(loop)  # whoever keeps a mailbox by its loop must not keep the loop
         self._done: collections.deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = collections.deque()
         self._called = False  # whether the loop is going to look; false before it looks, so that nothing is left lying
 
-    def lay(self, future: asyncio.Future[Any], found: Any, error: BaseException | None) -> None:
-        """A result for the loop, from any thread; the loop is not told yet."""
-        self._done.append((future, found, error))
+    def lay(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+        """Adds a result for the loop, from any thread, without waking the loop."""
+        self._done.append((future, result, error))
 
-    def put(self, future: asyncio.Future[Any], found: Any, error: BaseException | None) -> None:
-        """A result for the loop, which is told."""
-        self.lay(future, found, error)
+    def put(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+        """Adds a result for the loop, and wakes it."""
+        self.lay(future, result, error)
         self.tell()
 
     def tell(self) -> None:
-        """Tells the loop that something lies here, if it does, and the loop does not know."""
+        """Wakes the loop, if there are results that it does not know of."""
         loop = self._loop()
         if self._called or not self._done or loop is None or loop.is_closed():  # a closed loop has nobody left who awaits
             return
@@ -41,14 +41,14 @@ class Mailbox:
             return
 
     def _deliver(self) -> None:
-        """In the loop."""
+        """Sets the results; runs in the loop."""
         self._called = False
         while self._done:
-            future, found, error = self._done.popleft()
+            future, result, error = self._done.popleft()
             if future.done():  # cancelled, or late
                 continue
             if error is None:
-                future.set_result(found)
+                future.set_result(result)
             elif isinstance(error, StopIteration):  # which no future can hold
                 future.set_exception(RuntimeError(f"the function raised StopIteration: {error}"))
             else:

@@ -78,12 +78,12 @@ def extract_target(text: str) -> str:
 
     GSM8K's solutions end in `#### 42` and may hold a box in their working; those of MATH end in a box.
     """
-    (answer, _) = max(_last_boxed(text), _after_hashes(text), key=lambda found: found[1] if found[0] else -1)
+    (answer, _) = max(_last_boxed(text), _after_hashes(text), key=lambda candidate: candidate[1] if candidate[0] else -1)
     return (answer or text).strip()
 
 
 def _after_hashes(text: str) -> tuple[str | None, int]:
-    """What stands behind the last `####`, without a box around it, and where."""
+    """(the text behind the last `####`, without a box around it; its place)."""
     lines = list(HASHES.finditer(text))
     if not lines:
         return None, -1

@@ -51,17 +51,17 @@ class Verdicts:
         judging.askers += 1
         try:
             with judging.clock.shared():
-                found = await asyncio.shield(judging.task)
+                result = await asyncio.shield(judging.task)
         finally:
             judging.askers -= 1
             if not judging.askers and not judging.task.done() and not judging.task.get_loop().is_closed():
                 _forget(running, key, judging)  # at once: whoever asks next gets a judge that goes on
                 judging.task.cancel()
-        if found.ok:
+        if result.ok:
             if len(self._known) >= self._size:
                 self._known.clear()
-            self._known[key] = found
-        return found
+            self._known[key] = result
+        return result
 
     def _of_this_loop(self) -> dict[Hashable, _Judging]:
         """The judges at work in the running loop. A closed loop's will never end: they are dropped."""

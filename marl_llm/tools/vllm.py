@@ -94,23 +94,23 @@ class VllmClient:
         self._counts = dict.fromkeys(("requests", "failed", "stale"), 0)
         self._calls: Calls = Calls(self._generate, concurrency, "vllm-client")
 
-    def submit(self, asked: Asked) -> "concurrent.futures.Future[ToolResult[SampledIds]]":
+    def submit(self, request: Asked) -> "concurrent.futures.Future[ToolResult[SampledIds]]":
         """Begins a request."""
-        return self._calls.submit(asked)
+        return self._calls.submit(request)
 
-    async def generate(self, asked: Asked) -> ToolResult[SampledIds]:
+    async def generate(self, request: Asked) -> ToolResult[SampledIds]:
         """What was drawn, or why nothing usable was."""
-        return await self._calls.acall(asked)
+        return await self._calls.acall(request)
 
     def prompt_log_probs(self, ids: tuple[int, ...], label: str) -> list[float]:
         """The raw log-prob of each id but the first, given those before it. Raises `BackendError`."""
         body = {"token_ids": list(ids), "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 0.0, "detokenize": False}}
         answer = self._post("/inference/v1/generate", body, self.server.reload_s)
         _checked_label(_one_choice(answer), 1, label)
-        found = answer.get("prompt_logprobs")
-        if not isinstance(found, list) or len(found) != len(ids):
+        entries = answer.get("prompt_logprobs")
+        if not isinstance(entries, list) or len(entries) != len(ids):
             raise bad_reply("no prompt_logprobs of the prompt's length")
-        return [read_log_prob(_under(one, str(i)).get("logprob")) for one, i in zip(found[1:], ids[1:])]
+        return [read_log_prob(_under(entry, str(i)).get("logprob")) for entry, i in zip(entries[1:], ids[1:])]
 
     def reload(self, directory: str, label: str) -> None:
         """Gives the server the parameters of a directory; answers then carry the label. Raises `BackendError`; the server is resumed."""
@@ -133,12 +133,12 @@ class VllmClient:
         """Finishes what is under way."""
         self._calls.close()
 
-    def _generate(self, asked: Asked) -> ToolResult[SampledIds]:
+    def _generate(self, request: Asked) -> ToolResult[SampledIds]:
         start = time.monotonic()
-        drawing = dict(max_tokens=asked.max_tokens, stop_token_ids=list(asked.stop_ids), ignore_eos=True, logprobs=0, detokenize=False)
-        body = {"token_ids": list(asked.prompt), "return_token_ids": True, "sampling_params": drawing | asked.settings}
+        drawing = dict(max_tokens=request.max_tokens, stop_token_ids=list(request.stop_ids), ignore_eos=True, logprobs=0, detokenize=False)
+        body = {"token_ids": list(request.prompt), "return_token_ids": True, "sampling_params": drawing | request.settings}
         try:
-            result = success(_sampled(self._post("/inference/v1/generate", body, asked.timeout_s), asked), time.monotonic() - start)
+            result = success(_sampled(self._post("/inference/v1/generate", body, request.timeout_s), request), time.monotonic() - start)
         except BackendError as error:
             result = failed(error.kind, str(error), time.monotonic() - start)
             with self._lock:
@@ -157,10 +157,10 @@ class VllmClient:
             raise BackendError(error.kind, f"{where}: {error}") from None
         if not answer:
             return {}
-        said = read_json(answer)
-        if not said.ok or not isinstance(said.value, dict):
-            raise bad_reply(f"{where}: the answer is no JSON object within bounds ({said.problem or type(said.value).__name__})")
-        return said.value
+        parsed = read_json(answer)
+        if not parsed.ok or not isinstance(parsed.value, dict):
+            raise bad_reply(f"{where}: the answer is no JSON object within bounds ({parsed.problem or type(parsed.value).__name__})")
+        return parsed.value
 
 
 class _Stale(BackendError):
@@ -169,8 +169,8 @@ class _Stale(BackendError):
 
 def _under(value: Any, name: str) -> dict:
     """The object under a name, or an empty one."""
-    found = value.get(name) if isinstance(value, dict) else None
-    return found if isinstance(found, dict) else {}
+    inner = value.get(name) if isinstance(value, dict) else None
+    return inner if isinstance(inner, dict) else {}
 
 
 def _one_choice(answer: dict) -> dict:
@@ -191,25 +191,25 @@ def _checked_label(choice: dict, size: int, label: str) -> None:
         raise _Stale(FailureKind.UNAVAILABLE, why)
 
 
-def _sampled(answer: dict, asked: Asked) -> SampledIds:
+def _sampled(answer: dict, request: Asked) -> SampledIds:
     """The one choice of an answer, if it is what was asked for. Raises `BackendError`."""
     choice = _one_choice(answer)
-    if answer.get("prompt_token_ids") != list(asked.prompt):
+    if answer.get("prompt_token_ids") != list(request.prompt):
         raise bad_reply("the answer is to another prompt")
     ids, finish = choice.get("token_ids"), choice.get("finish_reason")
-    if not isinstance(ids, list) or not 1 <= len(ids) <= asked.max_tokens:
-        raise bad_reply(f"the answer has no 1 to {asked.max_tokens} token_ids")
-    if not all(type(i) is int and 0 <= i < asked.vocab_size for i in ids):
-        raise bad_reply(f"the answer has ids outside of the vocabulary of {asked.vocab_size}")
-    ends = [place for place, i in enumerate(ids) if i in asked.stop_ids]
-    good = {"stop": ends == [len(ids) - 1], "length": ends in ([], [len(ids) - 1]) and len(ids) == asked.max_tokens}
+    if not isinstance(ids, list) or not 1 <= len(ids) <= request.max_tokens:
+        raise bad_reply(f"the answer has no 1 to {request.max_tokens} token_ids")
+    if not all(type(i) is int and 0 <= i < request.vocab_size for i in ids):
+        raise bad_reply(f"the answer has ids outside of the vocabulary of {request.vocab_size}")
+    ends = [place for place, i in enumerate(ids) if i in request.stop_ids]
+    good = {"stop": ends == [len(ids) - 1], "length": ends in ([], [len(ids) - 1]) and len(ids) == request.max_tokens}
     if not (isinstance(finish, str) and good.get(finish)):
-        drawn = f"{len(ids)} ids of at most {asked.max_tokens}, with stop ids at {ends[:4]}"
+        drawn = f"{len(ids)} ids of at most {request.max_tokens}, with stop ids at {ends[:4]}"
         raise bad_reply(f"{drawn}, cannot have ended by {str(finish)[:20]!r}")
     content = _under(choice, "logprobs").get("content")
-    if not isinstance(content, list) or len(content) != len(ids) or not all(isinstance(one, dict) for one in content):
+    if not isinstance(content, list) or len(content) != len(ids) or not all(isinstance(entry, dict) for entry in content):
         raise bad_reply("the answer has not one log-prob per id")
-    if [one.get("token_id") for one in content] != ids:
+    if [entry.get("token_id") for entry in content] != ids:
         raise bad_reply("the answer's log-probs are of other ids")
-    _checked_label(choice, len(ids), asked.label)
-    return SampledIds(tuple(ids), tuple(read_log_prob(one.get("logprob")) for one in content), finish)
+    _checked_label(choice, len(ids), request.label)
+    return SampledIds(tuple(ids), tuple(read_log_prob(entry.get("logprob")) for entry in content), finish)

@@ -53,9 +53,9 @@ class WorkerProgram:
             if code is None:
                 self._idle.append(worker)
                 return
-            said = worker.end()
+            errors = worker.end()
             if stayed is None or client.about()["replies"]:  # else it had ended before it heard of this episode
-                client.notes.extend(said)
+                client.notes.extend(errors)
                 check_code(code)
                 return
 
@@ -73,7 +73,7 @@ class _Worker:
     def __init__(self, command: Sequence[str], folder: str, mark: str):
         self._mark = f"{WORKER}={secrets.token_hex(16)}"
         self._errors = tempfile.TemporaryFile("ab+", buffering=0)
-        added = dict(one.split("=", 1) for one in (mark, self._mark))
+        added = dict(entry.split("=", 1) for entry in (mark, self._mark))
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors, cwd=folder, env={**os.environ, **added},
             start_new_session=True,
@@ -90,7 +90,7 @@ class _Worker:
         return None
 
     def _tell(self, line: str) -> None:
-        """Writes a line; it waits while the worker reads nothing. A worker that has ended hears nothing."""
+        """Writes a line, which blocks while the pipe is full; nothing happens if the worker has ended."""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
@@ -104,6 +104,6 @@ class _Worker:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._errors.seek(max(0, os.fstat(self._errors.fileno()).st_size - TAIL_BYTES))
-        said = last_lines(self._errors.read())
+        errors = last_lines(self._errors.read())
         self._errors.close()
-        return [f"its stderr ends: {said}"] if said else []
+        return [f"its stderr ends: {errors}"] if errors else []

@@ -123,10 +123,10 @@ class Vocabulary:
         low, high = 0, len(self._columns)
         while low < high:
             middle = (low + high) // 2
-            found = self._words[self._offsets[middle] : self._offsets[middle + 1]]
-            if found == wanted:
+            middle_word = self._words[self._offsets[middle] : self._offsets[middle + 1]]
+            if middle_word == wanted:
                 return int(self._columns[middle])
-            low, high = (middle + 1, high) if found < wanted else (low, middle)
+            low, high = (middle + 1, high) if middle_word < wanted else (low, middle)
         return None
 
 
@@ -294,6 +294,6 @@ def read_about(folder: pathlib.Path, kind: str | None = None) -> dict[str, Any]:
     about = read_json_file(path)
     wanted = kind or about.get("kind")
     if about.get("kind") != wanted or about.get("format") != FORMATS.get(wanted):
-        found = f"kind {about.get('kind')!r}, format {about.get('format')!r}"
-        raise ValueError(f"{folder} holds an index of {found}; expected kind {wanted!r}, format {FORMATS.get(wanted)}: build it again")
+        actual = f"kind {about.get('kind')!r}, format {about.get('format')!r}"
+        raise ValueError(f"{folder} holds an index of {actual}; expected kind {wanted!r}, format {FORMATS.get(wanted)}: build it again")
     return about

@@ -100,19 +100,19 @@ def read_hits(body: bytes, queries: int, topk: int) -> Hits:
     Raises:
       ValueError: no JSON, beyond `BOUNDS`, or not of this form.
     """
-    said = read_json(body, BOUNDS)
-    if not said.ok:
-        raise ValueError(f"the answer is not JSON within bounds ({said.problem})")
-    answer = said.value
+    parsed = read_json(body, BOUNDS)
+    if not parsed.ok:
+        raise ValueError(f"the answer is not JSON within bounds ({parsed.problem})")
+    answer = parsed.value
     lists = answer.get("result") if isinstance(answer, dict) else None
     if not isinstance(lists, list) or len(lists) != queries:
         raise ValueError(f"the answer must have the field 'result' with {queries} lists")
     hits: Hits = []
-    for position, found in enumerate(lists):
-        if not isinstance(found, list) or len(found) > topk or not all(map(_is_hit, found)):
+    for position, documents in enumerate(lists):
+        if not isinstance(documents, list) or len(documents) > topk or not all(map(_is_hit, documents)):
             form = "a 'document' (an object with a text in 'contents') and a 'score' (a finite number)"
             raise ValueError(f"result[{position}] must hold at most {topk} objects with {form}")
-        hits.append([Hit(hit["document"], float(hit["score"])) for hit in found])
+        hits.append([Hit(hit["document"], float(hit["score"])) for hit in documents])
     return hits
 
 

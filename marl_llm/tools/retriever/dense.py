@@ -86,7 +86,7 @@ class DenseIndex(LocalRetriever):
             for query, row_scores in enumerate(scores):
                 # Everything that ties with the last place stays in, so that the row decides and not the partition.
                 rows = np.flatnonzero(row_scores >= np.partition(row_scores, -keep)[-keep])
-                found = best[query] + [(-float(row_scores[row]), start + int(row)) for row in rows]
-                best[query] = sorted(found)[:topk]
-        for found in best:
-            yield [row for _, row in found], [-negated for negated, _ in found]
+                ranked = best[query] + [(-float(row_scores[row]), start + int(row)) for row in rows]
+                best[query] = sorted(ranked)[:topk]
+        for ranked in best:
+            yield [row for _, row in ranked], [-negated for negated, _ in ranked]

@@ -84,10 +84,10 @@ def read_request(body: bytes, topk: int) -> tuple[list[str], int, bool]:
     Raises:
       ValueError, TypeError: with the reason, for the client.
     """
-    said = read_json(body, BOUNDS)
-    if not said.ok:
-        raise ValueError(f"Expecting JSON within bounds; the body is {said.problem}")
-    request = said.value
+    parsed = read_json(body, BOUNDS)
+    if not parsed.ok:
+        raise ValueError(f"Expecting JSON within bounds; the body is {parsed.problem}")
+    request = parsed.value
     if not isinstance(request, dict) or "queries" not in request:
         raise ValueError('the body must be an object: {"queries": ["..."], "topk": 3, "return_scores": true}')
     queries = request["queries"]
@@ -118,7 +118,7 @@ class _Handler(LocalHandler):
         if result.failure is not None:
             status = 503 if result.failure.kind == FailureKind.DEADLINE else 500
             return self.reply(status, self.error(result.failure.message))
-        found = [
+        documents = [
             [dict(document=hit.document, score=hit.score) if with_scores else hit.document for hit in hits] for hits in result.outcome()
         ]
-        self.reply(200, dict(result=found))
+        self.reply(200, dict(result=documents))

@@ -35,14 +35,14 @@ def words(text: str, stopwords: frozenset[str] = frozenset()) -> list[str]:
     if text.isascii():
         return [word for word in ASCII_WORD.findall(text.lower()) if word not in stopwords]
     run_pattern, unit_pattern = _patterns()
-    found = []
+    tokens = []
     for run in run_pattern.finditer(normalised(text)):
         if run["unspaced"]:
             units = unit_pattern.findall(run[0])
-            found += units + ["".join(pair) for pair in itertools.pairwise(units)]
+            tokens += units + ["".join(pair) for pair in itertools.pairwise(units)]
         else:
-            found.append(run[0])
-    return [word for word in found if word not in stopwords]
+            tokens.append(run[0])
+    return [word for word in tokens if word not in stopwords]
 
 
 def normalised(text: str) -> str:

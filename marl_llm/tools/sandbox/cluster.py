@@ -147,9 +147,9 @@ class ClusterSandbox(Executor):
         """As `Sandbox.metrics`, and `nodes`: how many there are, `nodes_lost`: how often one was lost."""
         hosts = [host for host in list(self._hosts) if host.level]
         names = ("submitted", "done", "failed", "retried", "nodes_lost")
-        found = {name: self._counts[name] for name in names} | {"nodes": len(hosts), "waiting": len(self._queue) + len(self._retries)}
-        found |= {"running": sum(len(host.running) for host in hosts), "level": min((host.level for host in hosts), default=0)}
-        return {f"sandbox/{name}": float(value) for name, value in found.items()}
+        figures = {name: self._counts[name] for name in names} | {"nodes": len(hosts), "waiting": len(self._queue) + len(self._retries)}
+        figures |= {"running": sum(len(host.running) for host in hosts), "level": min((host.level for host in hosts), default=0)}
+        return {f"sandbox/{name}": float(value) for name, value in figures.items()}
 
     def close(self) -> None:
         """Ends the sandboxes of all nodes; jobs without an outcome fail as unavailable. May be called twice."""

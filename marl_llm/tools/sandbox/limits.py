@@ -137,10 +137,10 @@ def read_record(data: bytes) -> tuple[dict[str, Any], str]:
 
     Nothing that a program does reaches the record's pipe, but at the weakest level programs share a user with their supervisors.
     """
-    said = read_json(data, Bounds(size=1 << 16))
-    record = said.value
+    parsed = read_json(data, Bounds(size=1 << 16))
+    record = parsed.value
     if not isinstance(record, dict):
-        return {}, f"the record cannot be read ({said.problem or 'no object'})"
+        return {}, f"the record cannot be read ({parsed.problem or 'no object'})"
     if "failure" in record:
         return {}, valid_text(str(record["failure"]))[:500]
     whole = all(type(record.get(name)) is int and 0 <= record[name] < 1 << 62 for name in ("status", "peak"))

@@ -145,8 +145,8 @@ class Sandbox(Executor):
         with self._lock:
             waiting = sum(len(queue) for queue in self._queues.values())
             names = ("submitted", "done", "failed", "retried", "zygotes_started", "zygotes_lost")
-            found = {"level": self.level, "waiting": waiting, "running": len(self._active)} | {name: self._counts[name] for name in names}
-            return {f"sandbox/{name}": float(value) for name, value in found.items()}
+            figures = {"level": self.level, "waiting": waiting, "running": len(self._active)} | {name: self._counts[name] for name in names}
+            return {f"sandbox/{name}": float(value) for name, value in figures.items()}
 
     def zygotes(self) -> list[int]:
         """Process ids of the zygotes that serve now."""
@@ -203,28 +203,28 @@ class Sandbox(Executor):
         request, limits = job.request, job.limits
         job.attempts += 1
         job.started = job.started or time.monotonic()
-        run, given = Attempt(job, slot, limits), []
+        run, sent_fds = Attempt(job, slot, limits), []
         slot.job = run
         self._active.add(run)
         try:
             fds = [self._null] * frames.FD_COUNT
-            given.append(slots.memory_file("code", frames.pack_payload(request.code.encode("utf-8", "surrogatepass"), request.calls)))
-            fds[frames.PAYLOAD] = given[-1]
+            sent_fds.append(slots.memory_file("code", frames.pack_payload(request.code.encode("utf-8", "surrogatepass"), request.calls)))
+            fds[frames.PAYLOAD] = sent_fds[-1]
             stdin = request.stdin.encode("utf-8", "surrogatepass") if isinstance(request.stdin, str) else request.stdin
             fds[frames.STDIN] = self._empty
             if stdin:
-                given.append(slots.memory_file("stdin", stdin))
-                fds[frames.STDIN] = given[-1]
+                sent_fds.append(slots.memory_file("stdin", stdin))
+                fds[frames.STDIN] = sent_fds[-1]
             for place in (frames.STDOUT, frames.STDERR, frames.CHANNEL)[: 3 if request.calls else 2]:
                 reader, fds[place] = os.pipe()
                 os.set_blocking(reader, False)
-                given.append(fds[place])
+                sent_fds.append(fds[place])
                 run.streams.append(reader)
             run.record_fd, fds[frames.RECORD] = os.pipe()
-            given.append(fds[frames.RECORD])
+            sent_fds.append(fds[frames.RECORD])
             if request.workspace is not None:
-                given.append(slots.memory_file("workspace", request.workspace.data))
-                fds[frames.WORKSPACE_IN] = given[-1]
+                sent_fds.append(slots.memory_file("workspace", request.workspace.data))
+                fds[frames.WORKSPACE_IN] = sent_fds[-1]
                 run.workspace_fd = fds[frames.WORKSPACE_OUT] = os.memfd_create("workspace_out", os.MFD_CLOEXEC)
             for place, fd in enumerate(run.streams):
                 self._runs[fd] = (run, place)
@@ -238,7 +238,7 @@ class Sandbox(Executor):
             self._again(job, f"{type(error).__name__}: {error}")
             self._lose(slot)
         finally:
-            for fd in given:
+            for fd in sent_fds:
                 os.close(fd)
 
     def _discard(self, run: Attempt) -> None:
@@ -382,9 +382,9 @@ class Sandbox(Executor):
         data = b""
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             data = slot.socket.recv(frames.MAX_MESSAGE)
-        said = read_json(data)
-        if isinstance(said.value, dict):
-            slot.ready = said.value
+        parsed = read_json(data)
+        if isinstance(parsed.value, dict):
+            slot.ready = parsed.value
             self._failed_starts[slot.profile.name] = 0
             self._started_at.pop(slot, None)
             return

@@ -60,7 +60,7 @@ class Profile:
         Raises:
           SandboxError: a distribution is not installed.
         """
-        found, waiting, seen = set(), [*self.distributions, *self.optional], set()
+        paths, waiting, seen = set(), [*self.distributions, *self.optional], set()
         while waiting:
             name = waiting.pop()
             if name in seen:
@@ -73,10 +73,10 @@ class Profile:
                     raise SandboxError(f"profile {self.name!r} needs {name}: pip install 'marl_llm[{self.extra}]'") from None
                 continue  # optional, or required under a condition that does not hold here, e.g. another system
             tops = {file.parts[0] for file in distribution.files or [] if file.parts[0] not in ("..", "__pycache__")}
-            found |= {str(distribution.locate_file(top)) for top in tops}
+            paths |= {str(distribution.locate_file(top)) for top in tops}
             needs = [line for line in distribution.requires or [] if "extra ==" not in line]
             waiting += [re.match(r"[A-Za-z0-9._-]+", line)[0] for line in needs]
-        return sorted(found)
+        return sorted(paths)
 
 
 NUMPY = Profile("numpy", (*STDLIB, "numpy", "numpy.linalg", "numpy.random", "numpy.fft"), ("numpy",), (ARRAYS_AND_FILES,))

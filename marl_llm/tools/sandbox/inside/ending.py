@@ -39,8 +39,8 @@ def watch(child: int, deadline: float, record_fd: int, look: Callable[[], str]) 
             if ready:
                 return {"failure": "given up by the host"}
             looked = time.monotonic()
-            if found := look():
-                return {found: True}
+            if exceeded := look():
+                return {exceeded: True}
             pause = max(MEMORY_TICK, 2 * (time.monotonic() - looked))  # many processes take long to look at
     finally:
         os.close(pidfd)
@@ -48,18 +48,18 @@ def watch(child: int, deadline: float, record_fd: int, look: Callable[[], str]) 
 
 def descendants(pid: str) -> list[str]:
     """All processes below `pid`, as the host's /proc names them."""
-    found, stack = [], [pid]
+    pids, stack = [], [pid]
     while stack:
         parent = stack.pop()
         try:
             threads = tasks(parent)
             for thread in threads:
                 children = read_proc(f"{parent}/task/{thread}/children").split()
-                found += children
+                pids += children
                 stack += children
         except OSError:  # it ended while we looked
             continue
-    return found
+    return pids
 
 
 def tasks(pid: str) -> list[str]:

@@ -234,12 +234,12 @@ def reap_others(child: int) -> None:
     """Takes the exit status of orphans, but leaves the candidate's for `supervise`."""
     while True:
         try:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
-        if found is None or found.si_pid == child:
+        if ended is None or ended.si_pid == child:
             return
-        os.waitpid(found.si_pid, 0)
+        os.waitpid(ended.si_pid, 0)
 
 
 def end_all(fence: Fence) -> None:
