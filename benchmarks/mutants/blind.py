@@ -7,7 +7,7 @@ FAULTS = {
     },
     ("marl_llm/coaching/pairs.py", "tests/coaching/test_pairs.py"): {
         "a tie with a worse play counts as right": ("sum(score > other for other in worse)", "sum(score >= other for other in worse)"),
-        "equal briefs make a pair": (" if actions[i].brief != one.brief]", "]"),
+        "equal briefs make a pair": (" if actions[i].brief != action.brief]", "]"),
     },
     ("marl_llm/workflows/splits.py", "tests/workflows/test_splits.py"): {
         "a listed task has its place in place of its number": ("in enumerate(drawn, first)]", "in enumerate(drawn)]"),
@@ -47,7 +47,7 @@ FAULTS = {
         "a redefined aux counts as used": ("if seen.redefined or not (seen", "if not (seen"),
     },
     ("marl_llm/viewing/seat.py", "tests/viewing/test_seat.py"): {
-        "an answer to an earlier turn is heard": ('said["number"] != self._number', 'said["number"] > self._number'),
+        "an answer to an earlier turn is heard": ('parsed["number"] != self._number', 'parsed["number"] > self._number'),
     },
     ("marl_llm/algorithms/returns.py", "tests/algorithms/test_returns.py tests/algorithms/test_dawdling.py"): {
         "an actor's own vote is its last alone": ("(votes - last + vote)", "votes"),

@@ -6,11 +6,11 @@ TRAINED = "tests/experiments/test_trained_coach.py"
 FAULTS = {
     (C + "pairs.py", T + "test_pairs.py"): {
         "equal scores are an order": ("sum(score < other for other in better)", "sum(score <= other for other in better)"),
-        "actions that look alike are compared": (" if actions[i].brief != one.brief]", "]"),
+        "actions that look alike are compared": (" if actions[i].brief != action.brief]", "]"),
     },
     (C + "injections.py", T + "test_injections.py"): {
         "a lower score counts as raised": ("sum(b > a for a, b in known)", "sum(b != a for a, b in known)"),
-        "the text is left out": ('said = f"{call.text}\\n{text}"', "said = call.text"),
+        "the text is left out": ('response = f"{call.text}\\n{text}"', "response = call.text"),
     },
     (C + "answers.py", T + "test_injections.py"): {
         "labels stand whole in what is quoted": (

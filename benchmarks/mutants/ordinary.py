@@ -67,16 +67,16 @@ FAULTS = {
     },
     (M + "coaching/pairs.py", T + "coaching/test_pairs.py"): {
         "equal scores are right": ("sum(score < other for other in better)", "sum(score <= other for other in better)"),
-        "tasks are compared": ("for i in groups[one.task, one.view.call.role] if actions[i].brief", "for group in groups.values() for i in group if actions[i].brief"),
-        "an action on several paths has its last outcome": ("sum(found) / len(found) for key", "found[-1] for key"),
+        "tasks are compared": ("for i in groups[action.task, action.view.call.role] if actions[i].brief", "for group in groups.values() for i in group if actions[i].brief"),
+        "an action on several paths has its last outcome": ("sum(per_path) / len(per_path) for key", "per_path[-1] for key"),
     },
     (M + "coaching/backward.py", T + "coaching/test_backward.py"): {
-        "contributions against the outcome count": ("float(one) if one * total > 0 else 0.0", "float(one)"),
-        "the error is signed": ("error = abs(math.fsum(said) - total)", "error = math.fsum(said) - total"),
+        "contributions against the outcome count": ("float(share) if share * total > 0 else 0.0", "float(share)"),
+        "the error is signed": ("error = abs(math.fsum(contributions) - total)", "error = math.fsum(contributions) - total"),
     },
     (M + "coaching/agreement.py", T + "coaching/test_small.py " + T + "coaching/test_studies.py"): {
-        "the bias has the other sign": ("error = said - true", "error = true - said"),
-        "chance forgets the means": (" + (one.mean() - other.mean()) ** 2)", ")"),
+        "the bias has the other sign": ("error = scores - true", "error = true - scores"),
+        "chance forgets the means": (" + (first.mean() - second.mean()) ** 2)", ")"),
         "the top score has no band": ("if value < high or high == BANDS[-1][1])", "if value <= high)"),
     },
     (M + "reporting/metrics.py", T + "reporting/test_metrics_writer.py"): {
@@ -110,9 +110,9 @@ FAULTS = {
     (M + "checking/prolonging.py", T + "checking/test_prolonging.py"): {
         "longer plays may score more": ("and 0 < b.score <= a.score + 1e-6]", "and 0 < b.score]"),
         "a role holds back in every turn": ("and turn.turn == first.setdefault(play, turn.turn)", ""),
-        "what a position returns is its last": ("found[row.trajectory].setdefault(whose, float(value))", "found[row.trajectory][whose] = float(value)"),
+        "what a position returns is its last": ("first_returns[row.trajectory].setdefault(whose, float(value))", "first_returns[row.trajectory][whose] = float(value)"),
         "a return that grows too is proposed": ("other is not None and _growth(subject, kinds, pairs, other) is None", "other is not None"),
-        "a player that cannot go on is the game's fault": ("continue\n    return found", "raise\n    return found"),
+        "a player that cannot go on is the game's fault": ("continue\n    return kinds", "raise\n    return kinds"),
     },
     (M + "viewing/summary.py", T + "viewing/test_report.py"): {
         "aborted plays have a score": (' if row["status"] != "aborted")', ")"),
@@ -127,7 +127,7 @@ FAULTS = {
         "a minute is sixty seconds": ("if seconds < 60:", "if seconds <= 60:"),
     },
     (M + "viewing/seat.py", T + "viewing/test_seat.py"): {
-        "a late answer is heard": ('said["number"] != self._number:', 'said["number"] > self._number:'),
+        "a late answer is heard": ('parsed["number"] != self._number:', 'parsed["number"] > self._number:'),
     },
     (M + "evaluation/transcripts.py", T + "evaluation/test_transcripts.py"): {
         "the first candidate is shown as played": ('"chosen": bool(row.chosen == k)', '"chosen": bool(k == 0)'),
@@ -142,7 +142,7 @@ FAULTS = {
     },
     (M + "checking/report.py", T + "checking/test_check.py"): {
         "a check is told as its own companion": ("{len(same) - 1} more", "{len(same)} more"),
-        "laws that hold are among the broken": ("{one.law for one in failing}", "{one.law for one in verdicts}"),
+        "laws that hold are among the broken": ("{finding.law for finding in failing}", "{finding.law for finding in verdicts}"),
     },
     (M + "checking/honesty.py", T + "checking/test_check.py"): {
         "nothing is planted in tuples": ("if type(value) in (list, tuple) else value", "if type(value) is list else value"),

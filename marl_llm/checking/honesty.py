@@ -1,4 +1,4 @@
-"""Law 11: what only tools and rewards may read stands in no prompt. Nonces are planted in the hidden fields of tasks."""
+"""Law 11: no prompt shows what only tools and rewards may read. Nonces are planted in the hidden fields of tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from marl_llm.workflows import ScriptTurn, Task, ToolUse, Workflow
 from marl_llm.workflows.nodes import REVEALED
 
 NONCE = "zq{number}x{field}vk"
-SHARE = 0.5  # a prompt that shows its own task's hidden value so much more often than another task's tells it
+SHARE = 0.5  # prompts leak a hidden value if they show their own task's so much more often than another task's
 
 
 def secrets(subject: Subject) -> Iterator[Finding]:
@@ -98,8 +98,8 @@ def _told(subject: Subject) -> str | None:
 
 def _values(task: Task, workflow: Workflow) -> dict[str, str]:
     """Hidden fields that are a word or a number."""
-    one = {field: task.hidden[field] for field in workflow.hidden}
-    return {field: str(x).strip() for field, x in one.items() if isinstance(x, str | int | float) and str(x).strip()}
+    hidden = {field: task.hidden[field] for field in workflow.hidden}
+    return {field: str(x).strip() for field, x in hidden.items() if isinstance(x, str | int | float) and str(x).strip()}
 
 
 def _in(value: str, text: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a player without sense says: nothing, too much, the prompt, another language, numbers that are none, and code."""
+"""Texts of players without sense: empty, endless, the prompt, other scripts, invalid numbers, and code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEXTS: Mapping[str, str] = {
 
 
 def battery(renderer: Any) -> dict[str, Says]:
-    """Name -> a player that always says that, within its role's budget."""
+    """Name -> a player that always says such a text, cut to its role's budget."""
     fixed = {name: (lambda turn, text=text: cut_to(turn, text, renderer)) for name, text in TEXTS.items()}
     return {**fixed, "copied prompt": _copied(renderer), "instructions": _instructions(renderer), "random tokens": _random(renderer)}
 

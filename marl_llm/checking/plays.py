@@ -115,15 +115,15 @@ def silent(turn: ScriptTurn) -> Words:
 
 
 def again(episodes: Sequence[Episode]) -> Says:
-    """A player that says what was said, on any path and in any play: its words follow from task and request alone."""
-    said: dict[tuple[int, int], RoleCall] = {}
+    """A player that replays recorded calls on any path and in any play, by task and request number."""
+    calls: dict[tuple[int, int], RoleCall] = {}
     for episode in episodes:
         for event in episode.events() or episode.remains:
             if isinstance(event, RoleCall):
-                said.setdefault((episode.task.number, event.request_number), event)
+                calls.setdefault((episode.task.number, event.request_number), event)
 
     def says(turn: ScriptTurn) -> Words:
-        call = said.get((turn.seed[1], turn.seed[3]))
+        call = calls.get((turn.seed[1], turn.seed[3]))
         if call is None:
             return ""
         return tuple(call.tokens.tolist()) if turn.role.speaks_ids else call.text
@@ -132,7 +132,7 @@ def again(episodes: Sequence[Episode]) -> Says:
 
 
 def heard_by(says: Says, heard: list[tuple[ScriptTurn, str]]) -> Says:
-    """The same player; what it is asked is noted, also in plays that end in an error."""
+    """The same player; appends its prompts to `heard`, also in plays that end in an error."""
 
     def noted(turn: ScriptTurn) -> Words:
         heard.append((turn, "\n".join(message.content for message in turn.messages)))
@@ -160,54 +160,54 @@ def disturbed(seed: int) -> Iterator[None]:
 def plain(value: Any) -> str:
     """A value as text that is equal for equal values."""
 
-    def default(one: Any) -> Any:
-        if isinstance(one, np.ndarray | np.generic):
-            return one.tolist()
-        if isinstance(one, Jsonable):
-            return one.to_json()
-        return sorted(map(repr, one)) if isinstance(one, set | frozenset) else repr(one)
+    def default(item: Any) -> Any:
+        if isinstance(item, np.ndarray | np.generic):
+            return item.tolist()
+        if isinstance(item, Jsonable):
+            return item.to_json()
+        return sorted(map(repr, item)) if isinstance(item, set | frozenset) else repr(item)
 
     return json.dumps(value, sort_keys=True, default=default)
 
 
 def happened(episode: Episode) -> list[str]:
-    """What a play was, without the numbers of its paths: one line per event and path, to be compared with another play's."""
+    """A play as lines that can be compared with another play's: one per event of each path, without the paths' numbers."""
     if episode.aborted:
-        return [f"aborted: {one.node}: {one.kind}" for one in episode.failures]
+        return [f"aborted: {failure.node}: {failure.kind}" for failure in episode.failures]
     return [line for path in episode.trajectories for line in lines_of(path)]
 
 
 def lines_of(path: Trajectory) -> list[str]:
     """One line per event of a trajectory, and one for its end."""
-    found = []
+    lines = []
     for event in path.events:
         if isinstance(event, RoleCall):
             pay = path.earned.get(event.id)
             paid = None if pay is None else [pay.team, pay.local, dict(pay.components)]
-            found.append(f"{event.node} read {event.prompt!r} and said {event.text!r}: {plain([event.writes, event.illegal, paid])}")
+            lines.append(f"{event.node} read {event.prompt!r} and said {event.text!r}: {plain([event.writes, event.illegal, paid])}")
         else:
-            found.append(f"{event.node} wrote {plain(event.writes)}")
-    return [*found, f"end: {plain(path.fields)}"]
+            lines.append(f"{event.node} wrote {plain(event.writes)}")
+    return [*lines, f"end: {plain(path.fields)}"]
 
 
-def first_difference(one: Sequence[str], other: Sequence[str]) -> str | None:
+def first_difference(first: Sequence[str], second: Sequence[str]) -> str | None:
     """Where two plays differ, in words; None if they do not."""
-    for a, b in zip(one, other):
+    for a, b in zip(first, second):
         if a != b:
             at = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
             cut = slice(max(0, at - 30), at + 50)
             return f"{a.split(' ')[0]}: …{a[cut]!r} against …{b[cut]!r}"
-    return None if len(one) == len(other) else f"{len(one)} events against {len(other)}"
+    return None if len(first) == len(second) else f"{len(first)} events against {len(second)}"
 
 
 def pays(episodes: Sequence[Episode]) -> dict[str, list[float]]:
     """Role -> what each of its calls was paid, team and local, in plays that are not aborted."""
-    found: dict[str, list[float]] = {}
+    rewards: dict[str, list[float]] = {}
     for episode in episodes:
         for path in episode.trajectories:
             for call in path.calls:
-                found.setdefault(call.role, []).append(path.earned[call.id].team + path.earned[call.id].local)
-    return found
+                rewards.setdefault(call.role, []).append(path.earned[call.id].team + path.earned[call.id].local)
+    return rewards
 
 
 def mean(values: Sequence[float]) -> float:

@@ -48,7 +48,7 @@ class ComparedPlay:
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-    """How much more longer plays return. `how`: by whom they were made longer; `short`, `long`: means of (return, turns, responses)."""
+    """By how much longer plays return more. `how`: by whom they were made longer; `short`, `long`: means of (return, turns, responses)."""
 
     how: str
     whose: str  # a role, or `FIRST`
@@ -63,8 +63,9 @@ class Growth:
 
     def __str__(self) -> str:
         (less, *_), (more, *_) = self.short, self.long
-        one, two = (f"{turns:.3g} turns and {responses:.3g} responses" for _, turns, responses in (self.short, self.long))
-        longer, shorter = f"{more:.2f} for {self.whose} in plays of {two}", f"{less:.2f} in plays of {one} that score no less"
+        short_counts, long_counts = (f"{turns:.3g} turns and {responses:.3g} responses" for _, turns, responses in (self.short, self.long))
+        longer = f"{more:.2f} for {self.whose} in plays of {long_counts}"
+        shorter = f"{less:.2f} in plays of {short_counts} that score no less"
         return f"{longer}, {shorter} ({self.how}; {self.pairs} pairs)"
 
 
@@ -74,7 +75,10 @@ def prolonging(subject: Subject) -> Iterator[Finding]:
     if not any(isinstance(node, Choose | Each | FunctionNode | Repeat) for node in walk(workflow.body)):
         yield passed("turns", 11, "every play has the same turns: the workflow has no loop and no choice")
         return
-    kinds = {kind: [one for one in found if one.trajectories and one.trajectories[0].calls] for kind, found in _kinds(subject).items()}
+    kinds = {
+        kind: [episode for episode in episodes if episode.trajectories and episode.trajectories[0].calls]
+        for kind, episodes in _kinds(subject).items()
+    }
     pairs, count = _pairs(subject, kinds), sum(map(len, kinds.values()))
     if not pairs:
         yield passed("turns", 11, f"of {count} plays none was longer than another of its task without scoring more, or none scored")
@@ -95,24 +99,24 @@ def prolonging(subject: Subject) -> Iterator[Finding]:
 
 def _kinds(subject: Subject) -> Kinds:
     """(how plays were made longer, whose return counts) -> plays. Those of `SCRIPTED` are what the late ones are compared with."""
-    tasks, found = subject.draw(subject.few), {("random play", FIRST): subject.random or ()}
+    tasks, kinds = subject.draw(subject.few), {("random play", FIRST): subject.random or ()}
     if subject.honest is None:
-        return found
-    found |= {("scripted play", FIRST): subject.honest, SCRIPTED: subject.play(tasks, subject.says, PLAYS)}
+        return kinds
+    kinds |= {("scripted play", FIRST): subject.honest, SCRIPTED: subject.play(tasks, subject.says, PLAYS)}
     roles = tuple(subject.environment.workflow.roles)
     late = {role: (role,) for role in roles} | ({"everybody": roles} if len(roles) > 1 else {})
-    for (how, words), (who, holding) in itertools.product(_held_back(subject, found[SCRIPTED]).items(), late.items()):
+    for (how, words), (who, holding) in itertools.product(_held_back(subject, kinds[SCRIPTED]).items(), late.items()):
         kind = f"{who} {how}{LATE}", who if len(holding) == 1 else FIRST
         try:
-            found[kind] = subject.play(tasks, _late(subject.says, words, holding), PLAYS)
+            kinds[kind] = subject.play(tasks, _late(subject.says, words, holding), PLAYS)
         except Exception:  # a scripted player that cannot read what such words left; the check of junk reports what a game cannot read
             continue
-    return found
+    return kinds
 
 
 def _held_back(subject: Subject, scripted: Sequence[Episode]) -> dict[str, Says]:
-    """How -> what a player says that holds back."""
-    calls = [(one.task.number, call) for one in scripted for call in one.events() if isinstance(call, RoleCall)]
+    """Description -> a player that holds back in this way."""
+    calls = [(episode.task.number, call) for episode in scripted for call in episode.events() if isinstance(call, RoleCall)]
 
     def of_another(turn: ScriptTurn) -> Words:
         others = [call for task, call in calls if call.node == turn.node and task != turn.seed[1]]
@@ -124,8 +128,8 @@ def _held_back(subject: Subject, scripted: Sequence[Episode]) -> dict[str, Says]
         words = subject.says(turn)
         return words[: len(words) // 2]
 
-    found = {"says nothing": silent, "says what suits another task": of_another, "says half of it": half}
-    return found | ({"says random words": subject.environment.random_player} if subject.environment.random_player else {})
+    players = {"says nothing": silent, "says what suits another task": of_another, "says half of it": half}
+    return players | ({"says random words": subject.environment.random_player} if subject.environment.random_player else {})
 
 
 def _late(says: Says, words: Says, roles: Sequence[str]) -> Says:
@@ -147,29 +151,30 @@ def _pairs(subject: Subject, kinds: Kinds) -> Pairs:
     """Kind -> pairs of a shorter play and a longer one of its task that scores, and no more; those of equal scores, where there are any."""
     places, plays = itertools.count(), {}
     for kind, episodes in kinds.items():
-        paths = [(one, one.trajectories[0]) for one in episodes]
+        paths = [(episode, episode.trajectories[0]) for episode in episodes]
         plays[kind] = [
-            ComparedPlay(next(places), one.task.number, one.play, path.turns, len(path.calls), subject.score(path)) for one, path in paths
+            ComparedPlay(next(places), episode.task.number, episode.play, path.turns, len(path.calls), subject.score(path))
+            for episode, path in paths
         ]
-    scripted = {(one.task, one.number): one for one in plays.get(SCRIPTED, ())}
-    found = {}
+    scripted = {(play.task, play.number): play for play in plays.get(SCRIPTED, ())}
+    by_kind = {}
     for (how, whose), longer in plays.items():
         if how.endswith(LATE):
-            pairs = [(scripted[one.task, one.number], one) for one in longer if (one.task, one.number) in scripted]
+            pairs = [(scripted[play.task, play.number], play) for play in longer if (play.task, play.number) in scripted]
         else:
             pairs = [(a, b) for a, b in itertools.permutations(longer, 2) if a.task == b.task]
         pairs = [(a, b) for a, b in pairs if b.responses > a.responses and 0 < b.score <= a.score + 1e-6]
         pairs = [(a, b) for a, b in pairs if b.score >= a.score - 1e-6] or pairs
         if len(pairs) >= FEWEST:
-            found[how, whose] = pairs
-    return found
+            by_kind[how, whose] = pairs
+    return by_kind
 
 
 def _growth(subject: Subject, kinds: Kinds, pairs: Pairs, recipe: Recipe) -> Growth | None:
-    """The way of prolonging that returns most more, if one does."""
+    """The largest growth over all ways of prolonging; None if no return grows."""
     returns = _returns(subject, kinds, recipe)
-    found = [_compared(how, whose, plays, returns) for (how, whose), plays in pairs.items()]
-    return max(filter(None, found), key=lambda one: one.gain, default=None)
+    growths = [_compared(how, whose, plays, returns) for (how, whose), plays in pairs.items()]
+    return max(filter(None, growths), key=lambda growth: growth.gain, default=None)
 
 
 def _compared(
@@ -180,7 +185,7 @@ def _compared(
     gains = np.asarray([returns[b.place][whose] - returns[a.place][whose] for a, b in pairs])
     if len(gains) < FEWEST or np.mean(gains > 1e-6) <= 0.5:
         return None
-    figures = [[(returns[one.place][whose], one.turns, one.responses) for one in side] for side in zip(*pairs)]
+    figures = [[(returns[play.place][whose], play.turns, play.responses) for play in side] for side in zip(*pairs)]
     short, long = (tuple(np.mean(side, axis=0).tolist()) for side in figures)
     grows = long[0] - short[0] > max(1e-3, GROWTH * abs(short[0]))
     return Growth(how, whose, len(pairs), short, long) if grows else None
@@ -193,12 +198,12 @@ def _returns(subject: Subject, kinds: Kinds, recipe: Recipe) -> list[dict[str, f
         table = subject.table(episodes, PLAYS)  # numbers the plays 0, 1, ... in this order
         rows += [dataclasses.replace(row, where=True, trajectory=row.trajectory + count) for row in table.samples]
         count += len(episodes)
-    found: list[dict[str, float]] = [{} for _ in range(count)]
+    first_returns: list[dict[str, float]] = [{} for _ in range(count)]
     returns = np.asarray(returns_for(recipe, SampleTable(tuple(rows)).to_samples()))
     for row, value in zip(rows, returns, strict=True):  # in the order of play
         for whose in (FIRST, row.call.role):
-            found[row.trajectory].setdefault(whose, float(value))
-    return found
+            first_returns[row.trajectory].setdefault(whose, float(value))
+    return first_returns
 
 
 def _with(recipe: Recipe, returns: str) -> Recipe | None:

@@ -14,19 +14,20 @@ _MARKS = {"pass": "ok  ", "warn": "WARN", "fail": "FAIL", "note": "note"}
 
 
 def report_text(verdicts: Sequence[Finding], width: int = 140) -> str:
-    """One paragraph per verdict, and the count of those that failed. What several checks failed by stands in the first one's paragraph."""
-    lines, told = [], set()
-    for one in verdicts:
-        same = [other.name for other in verdicts if one.status == "fail" and (other.status, other.evidence) == ("fail", one.evidence)]
-        if one.status == "fail" and one.evidence in told:
+    """One paragraph per verdict, and the count of those that failed. An error that several checks share is printed once."""
+    lines, shown = [], set()
+    for finding in verdicts:
+        failure = finding.status, finding.evidence
+        same = [other.name for other in verdicts if finding.status == "fail" and (other.status, other.evidence) == failure]
+        if finding.status == "fail" and finding.evidence in shown:
             continue
-        told.add(one.evidence)
-        head = f"{_MARKS[one.status]}  law {one.law:<2}  {one.name:<10} "
+        shown.add(finding.evidence)
+        head = f"{_MARKS[finding.status]}  law {finding.law:<2}  {finding.name:<10} "
         also = f" (the same in {len(same) - 1} more: {', '.join(same[1:])})" if len(same) > 1 else ""
-        lines += textwrap.wrap(visible(one.evidence + also), width, initial_indent=head, subsequent_indent=" " * len(head)) or [head]
-    failing = [one for one in verdicts if one.status == "fail"]
-    laws = ", ".join(f"law {law}" for law in sorted({one.law for one in failing}))
-    warned = ", ".join(one.name for one in verdicts if one.status == "warn")
+        lines += textwrap.wrap(visible(finding.evidence + also), width, initial_indent=head, subsequent_indent=" " * len(head)) or [head]
+    failing = [finding for finding in verdicts if finding.status == "fail"]
+    laws = ", ".join(f"law {law}" for law in sorted({finding.law for finding in failing}))
+    warned = ", ".join(finding.name for finding in verdicts if finding.status == "warn")
     end = f"{len(failing)} of {len(verdicts)} checks failed: {laws}" if failing else f"all {len(verdicts)} checks passed"
     lines.append(f"{end}; look at the warning of {warned}" if warned else end)
     return "\n".join(lines)
@@ -37,7 +38,7 @@ def first_prompts(environment: Environment) -> dict[str, str]:
     subject, heard = Subject(environment), list[tuple[ScriptTurn, str]]()
     tasks = subject.draw(2)[:1]
     subject.play(tasks, heard_by(again(subject.play(tasks, subject.says)), heard))
-    found: dict[str, str] = {}
+    prompts: dict[str, str] = {}
     for turn, text in heard:
-        found.setdefault(turn.role.name, visible(text))
-    return found
+        prompts.setdefault(turn.role.name, visible(text))
+    return prompts

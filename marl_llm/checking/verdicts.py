@@ -41,27 +41,27 @@ def same_seed(subject: Subject) -> Iterator[Finding]:
         cause = "the global random state" if _difference(plays, same) is None else "a state that outlives a play, or an unseeded draw"
         yield failed("same seed", 6, f"the same tasks and seeds gave another play; the cause is {cause}: {difference}")
         return
-    backwards, one = {}, []
+    backwards, redrawn = {}, []
     for number in reversed(range(subject.few)):
         task = subject.environment.tasks("train", number, 1)[0]
-        one.append(plain([task.number, task.fields, task.hidden]))
+        redrawn.append(plain([task.number, task.fields, task.hidden]))
         backwards[number] = list(map(happened, subject.play([task], subject.says, 2)))
     alone = [play for number in range(len(tasks)) for play in backwards[number]]
-    difference = _difference(drawn, one[::-1]) or _difference(plays, alone)
+    difference = _difference(drawn, redrawn[::-1]) or _difference(plays, alone)
     text = f"{len(alone)} plays came again one by one, in the reverse order"
     yield verdict("order", 6, difference is None, text, f"drawn one by one and in the reverse order, a play is another: {difference}")
 
 
-def _difference(one: list, other: list) -> str | None:
-    for number, (a, b) in enumerate(zip(one, other)):
-        found = first_difference(*(x if isinstance(x, list) else [f"task {x}"] for x in (a, b)))
-        if found:
-            return f"number {number}, {found}"
+def _difference(first: list, second: list) -> str | None:
+    for number, (a, b) in enumerate(zip(first, second)):
+        difference = first_difference(*(x if isinstance(x, list) else [f"task {x}"] for x in (a, b)))
+        if difference:
+            return f"number {number}, {difference}"
     return None
 
 
 def forks(subject: Subject) -> Iterator[Finding]:
-    """Law 4: paths that say the same are the same, whether they fork in a play or are plays of one task beside each other."""
+    """Law 4: paths with the same words have the same events, whether they fork within a play or are plays of one task."""
     tasks = subject.draw(subject.few)
     original = subject.play(tasks, subject.says)
     says, before = again(original), list(map(happened, original))
@@ -70,17 +70,17 @@ def forks(subject: Subject) -> Iterator[Finding]:
     count, forked = 3 * len(tasks), []
     for role in subject.environment.workflow.roles:
         try:
-            found = subject.play(tasks, says, branching={role: 2}, pick="first", score="at_end")
+            episodes = subject.play(tasks, says, branching={role: 2}, pick="first", score="at_end")
         except WorkflowError as error:
             if not str(error).startswith("branching"):  # a role beside others cannot fork to the end
                 raise
             continue
         forked.append(role)
-        for number, episode in enumerate(found):
+        for number, episode in enumerate(episodes):
             paths = [happened(dataclasses.replace(episode, trajectories=(path,))) for path in episode.trajectories]
             count += len(paths)
             differences.append(_difference([before[number]] * len(paths), paths))
-    difference = next((one for one in differences if one), None)
+    difference = next(filter(None, differences), None)
     where = f"forks of {', '.join(forked)}" if forked else "no role can fork to the end"
     text = f"{count} paths that say the same are the same; {where}"
     yield verdict("forks", 4, difference is None, text, f"a path that says the same is another (state is shared or changed): {difference}")
@@ -115,13 +115,13 @@ def splits(subject: Subject) -> Iterator[Finding]:
         text = "all tasks look the same: there is one task and nothing is held out, or they differ in hidden fields alone (a deal, a seed)"
         yield note("splits", 12, text)
         return
-    for one, other in (("train", "test"), ("train", "validation"), ("validation", "test")):
-        common = sorted(content[one].keys() & content[other].keys())
+    for split, other in (("train", "test"), ("train", "validation"), ("validation", "test")):
+        common = sorted(content[split].keys() & content[other].keys())
         if common:
-            text = f"{len(common)} of {subject.held_out} tasks of {other} are tasks of {one} too, e.g. {common[0][:120]}"
+            text = f"{len(common)} of {subject.held_out} tasks of {other} are tasks of {split} too, e.g. {common[0][:120]}"
             yield failed("splits", 12, text)
             return
-    yield passed("splits", 12, f"{', '.join(f'{len(found)} tasks of {split}' for split, found in content.items())}: none in two splits")
+    yield passed("splits", 12, f"{', '.join(f'{len(tasks)} tasks of {split}' for split, tasks in content.items())}: none in two splits")
 
 
 def junk(subject: Subject) -> Iterator[Finding]:
@@ -132,15 +132,17 @@ def junk(subject: Subject) -> Iterator[Finding]:
     tasks, broken, aborted, paid = subject.draw(subject.few), [], [], []
     honest, chance = subject.honest, subject.random
     plays = [*(honest or ()), *(chance or ())]
-    beyond = {(e.task.number, one.node) for e in plays for one in e.failures if one.kind == "prompt"}  # the check of budgets reports them
+    # the check of budgets reports prompts that are too long
+    too_long = {(e.task.number, failure.node) for e in plays for failure in e.failures if failure.kind == "prompt"}
     for name, says in battery(subject.environment.renderer).items():
         try:
-            found = subject.play(tasks, says)
+            episodes = subject.play(tasks, says)
         except Exception as error:  # whatever a game's functions raise is the finding
             broken.append(f"{name}: {type(error).__name__}: {error}")
             continue
-        aborted += [f"{name}: {one.node}: {one.message}" for e in found for one in e.failures if (e.task.number, one.node) not in beyond]
-        overpaid = _beaten(subject, tasks, says) if subject.environment.rivals else _overpaid(subject, found, honest, chance)
+        failures = [(e, failure) for e in episodes for failure in e.failures if (e.task.number, failure.node) not in too_long]
+        aborted += [f"{name}: {failure.node}: {failure.message}" for _, failure in failures]
+        overpaid = _beaten(subject, tasks, says) if subject.environment.rivals else _overpaid(subject, episodes, honest, chance)
         paid += [f"{name}: {why}" for why in overpaid]
     count = len(battery(subject.environment.renderer))
     text = f"{count} kinds of junk raised nothing and aborted no play"
@@ -154,16 +156,16 @@ def junk(subject: Subject) -> Iterator[Finding]:
     yield verdict("junk pay", 11, not paid, text, "; ".join(paid[:3]))
 
 
-def _overpaid(subject: Subject, found, honest, chance) -> Iterator[str]:
-    """Why junk earned half of honest play or more. Where the scripted player is no better than the random one, half of it says nothing."""
+def _overpaid(subject: Subject, episodes, honest, chance) -> Iterator[str]:
+    """Why junk earned half of honest play or more; no complaint where the random player earns that much too."""
     if honest is None:
         return
 
     def scores(plays):
-        return [subject.score(path) for one in plays for path in one.trajectories]
+        return [subject.score(path) for play in plays for path in play.trajectories]
 
-    kinds = {"the score": (scores(found), scores(honest), scores(chance or ()))}
-    ours, theirs, random = pays(found), pays(honest), pays(chance or ())
+    kinds = {"the score": (scores(episodes), scores(honest), scores(chance or ()))}
+    ours, theirs, random = pays(episodes), pays(honest), pays(chance or ())
     kinds |= {f"the rewards of {role}": (ours.get(role, []), theirs[role], random.get(role, [])) for role in theirs}
     for name, (junk_, honest_, floor_) in kinds.items():
         got, full, chance = mean(junk_), mean(honest_), mean(floor_)
@@ -185,7 +187,7 @@ def _beaten(subject: Subject, tasks, says) -> Iterator[str]:
 
 
 def _wins(plays, seat: str) -> float:
-    """What a seat's results are worth, won 1, drawn 0.5, lost or unreadable 0: the mean over plays of its calls' pay, from [-1, 1]."""
+    """Mean result of a seat: won 1, drawn 0.5, lost or unreadable 0, from its calls' mean reward in [-1, 1] per play."""
     results = [pays([play]).get(seat, ()) for play in plays]
     return mean([max(0.0, (mean(result) + 1.0) / 2.0) for result in results if result])
 
@@ -212,7 +214,7 @@ def bounds(subject: Subject) -> Iterator[Finding]:
     kinds |= {name: _tolerant(subject, says) for name, says in battery(subject.environment.renderer).items()}
     largest, worst, outside, sums = 0.0, "", [], []
     for name, episodes in kinds.items():
-        for path in (path for one in episodes or () for path in one.trajectories):
+        for path in (path for episode in episodes or () for path in episode.trajectories):
             for call, pay in path.earned.items():
                 for value in (pay.team, pay.local, *pay.components.values()):
                     if not np.isfinite(value) or abs(value) > largest:
@@ -230,7 +232,7 @@ def unpaid(subject: Subject) -> Iterator[Finding]:
     """Law 10: which roles no reward ever pays, not even 0: the scripted, the random and the junk player earn nothing in them."""
     players = [subject.honest, subject.random, *(_tolerant(subject, says) for says in battery(subject.environment.renderer).values())]
     paid: set[str] = set()
-    for path in (path for episodes in players for one in episodes or () for path in one.trajectories):
+    for path in (path for episodes in players for episode in episodes or () for path in episode.trajectories):
         for call in path.calls:
             pay = path.earned[call.id]
             if pay.components or pay.team or pay.local or pay.team_paid:
@@ -260,24 +262,24 @@ def budgets(subject: Subject) -> Iterator[Finding]:
     plays = [*(subject.honest or ()), *(subject.random or ())] or list(subject.play(subject.draw(subject.few), subject.says))
     roles, problems, notes = subject.environment.workflow.roles, [], []
     for episode in plays:
-        problems += [f"{one.node}: {one.message}" for one in episode.failures if one.kind == "prompt"]
-    calls = [event for one in plays for event in one.events() or one.remains if isinstance(event, RoleCall)]
+        problems += [f"{failure.node}: {failure.message}" for failure in episode.failures if failure.kind == "prompt"]
+    calls = [event for episode in plays for event in episode.events() or episode.remains if isinstance(event, RoleCall)]
     for name, role in roles.items():
-        mine = [call for call in calls if call.role == name]
+        calls_of_role = [call for call in calls if call.role == name]
         known = subject.environment.renderer is not None
-        size = (lambda call: len(call.prompt_ids)) if known else (lambda call: len(call.prompt) // 3)
-        prompt, said = max(map(size, mine), default=0), max((call.tokens.size for call in mine), default=0)
+        prompt = max((len(call.prompt_ids) if known else len(call.prompt) // 3 for call in calls_of_role), default=0)
+        response = max((call.tokens.size for call in calls_of_role), default=0)
         about = "" if known else "about "
-        notes.append(f"{name} read {about}{prompt} of {role.max_prompt} and said {said} of {role.max_tokens} tokens")
-        if said > role.max_tokens:
-            problems.append(f"{name}: the scripted player says {said} tokens, {role.max_tokens} are allowed")
+        notes.append(f"{name} read {about}{prompt} of {role.max_prompt} and said {response} of {role.max_tokens} tokens")
+        if response > role.max_tokens:
+            problems.append(f"{name}: the scripted player says {response} tokens, {role.max_tokens} are allowed")
         if prompt > role.max_prompt:
             problems.append(f"{name}: a prompt has {about}{prompt} tokens, {role.max_prompt} are allowed")
-        if unread := _unread(subject, mine):
+        if unread := _unread(subject, calls_of_role):
             shown = ", ".join(map(repr, unread[:4]))
             notes.append(f"{name}'s prompts hold {len(unread)} words that the vocabulary lacks ({shown}): its model cannot tell them apart")
-        if cut := sum(call.trimmed > 0 for call in mine):
-            notes.append(f"{cut} of its {len(mine)} prompts were trimmed")
+        if cut := sum(call.trimmed > 0 for call in calls_of_role):
+            notes.append(f"{cut} of its {len(calls_of_role)} prompts were trimmed")
     yield verdict("budgets", 10, not problems, "; ".join(notes), "; ".join(dict.fromkeys(problems[:3])))
 
 
@@ -299,12 +301,12 @@ def teacher(subject: Subject) -> Iterator[Finding]:
         if episodes is None:
             lines.append("no random player")
             continue
-        scores = [subject.score(path) for one in episodes for path in one.trajectories]
-        aborted = sum(one.aborted for one in episodes)
+        scores = [subject.score(path) for episode in episodes for path in episode.trajectories]
+        aborted = sum(episode.aborted for episode in episodes)
         tied, count = _tied(subject, episodes)
         shown = f"{name} player: {subject.environment.headline} {mean(scores):.2f} in {len(scores)} plays"
         lines.append(f"{shown}{f', {aborted} aborted' * bool(aborted)}, {tied} of {count} groups of {subject.plays} have equal rewards")
-    scores = [subject.score(path) for one in subject.honest for path in one.trajectories]
+    scores = [subject.score(path) for episode in subject.honest for path in episode.trajectories]
     paid = [value for values in pays(subject.honest).values() for value in values]
     good = mean(scores) > 0 or mean(paid) > 0
     why = "the scripted player scores 0 and earns nothing: a supervised warm-up would teach nothing. " + "; ".join(lines)
@@ -313,11 +315,11 @@ def teacher(subject: Subject) -> Iterator[Finding]:
 
 def _tied(subject: Subject, episodes: tuple[Episode, ...]) -> tuple[int, int]:
     """(groups whose returns are all equal, groups): one per task and role, over the plays of the task."""
-    found: dict[tuple[int, str], list[float]] = {}
+    returns: dict[tuple[int, str], list[float]] = {}
     for episode in episodes:
         for role, values in pays([episode]).items():
-            found.setdefault((episode.task.number, role), []).append(sum(values))
-    return sum(max(values) - min(values) < 1e-9 for values in found.values()), len(found)
+            returns.setdefault((episode.task.number, role), []).append(sum(values))
+    return sum(max(values) - min(values) < 1e-9 for values in returns.values()), len(returns)
 
 
 CHECKS: dict[str, Callable[[Subject], Iterator[Finding]]] = {
@@ -340,18 +342,18 @@ def check(environment: Environment, names: tuple[str, ...] = tuple(CHECKS), **si
     raises in several checks, the evidence of all is the error of the first, and the report says it once.
     Raises `CheckError` for an environment that no script can play, and for sizes out of range.
     """
-    subject, found, errors = Subject(environment, **sizes), [], {}
+    subject, findings, errors = Subject(environment, **sizes), [], {}
     for name in names:
         try:
-            found += list(CHECKS[name](subject))
+            findings += list(CHECKS[name](subject))
         except Exception as error:  # whatever the functions of a game raise
             evidence = errors.setdefault(_place(error), f"{type(error).__name__}: {error}")
-            found.append(failed(name.replace("_", " "), LAWS[name], evidence))
-    return found
+            findings.append(failed(name.replace("_", " "), LAWS[name], evidence))
+    return findings
 
 
 def _place(error: BaseException) -> tuple:
-    """What tells two faults apart: where the first error of the chain was raised, and its kind."""
+    """Identity of a fault: the kind of the first error of the chain, and where it was raised."""
     while error.__cause__ is not None:
         error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)

@@ -24,60 +24,60 @@ def agreement(said: Sequence[float | None], rubric: Sequence[float], roles: Sequ
       error), `bias` (said − rubric), `spearman`, and `kappa` (Cohen's, quadratic weights, of scores rounded to whole numbers); and `bands`,
       `[5, 5]` counts of actions by the rubric's band and the said one. A figure that does not exist is left out.
     """
-    rows = [(one, true, role) for one, true, role in zip(said, rubric, roles, strict=True)]
-    found = {"all": _figures(rows)}
-    found |= {role: _figures([row for row in rows if row[2] == role]) for role in dict.fromkeys(roles)}
+    rows = list(zip(said, rubric, roles, strict=True))
+    report = {"all": _figures(rows)}
+    report |= {role: _figures([row for row in rows if row[2] == role]) for role in dict.fromkeys(roles)}
     table = np.zeros((len(BANDS), len(BANDS)), int)
-    for one, true, _ in rows:
-        if one is not None:
-            table[_band(true), _band(one)] += 1
-    return found | {"bands": table.tolist()}
+    for score, true, _ in rows:
+        if score is not None:
+            table[_band(true), _band(score)] += 1
+    return report | {"bands": table.tolist()}
 
 
-def agreement_text(found: dict[str, Any]) -> str:
+def agreement_text(report: dict[str, Any]) -> str:
     """The table for people."""
     lines = [f"  {'':<12} actions  missing  exact    MAE   bias  spearman  kappa"]
-    for name, one in found.items():
+    for name, values in report.items():
         if name != "bands":
             widths = {"exact": 5, "mae": 5, "bias": 5, "spearman": 8, "kappa": 5}
-            figures = "  ".join(f"{one[key]:>{width}.3f}" if key in one else "–".rjust(width) for key, width in widths.items())
-            lines.append(f"  {name:<12} {one['actions']:>7}  {one['missing']:>7}  {figures}")
+            figures = "  ".join(f"{values[key]:>{width}.3f}" if key in values else "–".rjust(width) for key, width in widths.items())
+            lines.append(f"  {name:<12} {values['actions']:>7}  {values['missing']:>7}  {figures}")
     lines.append("  rubric's band (rows) and the coach's " + "  ".join(f"{low}-{high}".rjust(6) for low, high in BANDS))
-    for (low, high), row in zip(BANDS, found["bands"]):
+    for (low, high), row in zip(BANDS, report["bands"]):
         lines.append(f"  {f'{low}-{high}':>36} " + "  ".join(f"{count:>6}" for count in row))
     return "\n".join(lines)
 
 
 def _figures(rows: Sequence[tuple[float | None, float, str]]) -> dict[str, int | float]:
-    there = np.asarray([row[:2] for row in rows if row[0] is not None], np.float64).reshape(-1, 2)
-    said, true = there.T
-    error = said - true
+    pairs = np.asarray([row[:2] for row in rows if row[0] is not None], np.float64).reshape(-1, 2)
+    scores, true = pairs.T
+    error = scores - true
 
     def mean(x):
         return float(np.mean(x)) if len(x) else float("nan")
 
-    found = {
+    figures = {
         "exact": mean(np.abs(error) < EXACT),
         "mae": mean(np.abs(error)),
         "bias": mean(error),
-        "spearman": _correlation(_ranks(said), _ranks(true)),
-        "kappa": weighted_kappa(np.rint(said), np.rint(true)),
+        "spearman": _correlation(_ranks(scores), _ranks(true)),
+        "kappa": weighted_kappa(np.rint(scores), np.rint(true)),
     }
-    counts = {"actions": len(rows), "missing": len(rows) - len(there)}
-    return counts | {name: value for name, value in found.items() if math.isfinite(value)}
+    counts = {"actions": len(rows), "missing": len(rows) - len(pairs)}
+    return counts | {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
-def weighted_kappa(one: np.ndarray, other: np.ndarray) -> float:
+def weighted_kappa(first: np.ndarray, second: np.ndarray) -> float:
     """Cohen's kappa with quadratic weights: 1 − mean (a_i − b_i)² / mean_{i,j} (a_i − b_j)²; 1 where both always say the same number."""
-    if not len(one):
+    if not len(first):
         return float("nan")
-    chance = float(np.var(one) + np.var(other) + (one.mean() - other.mean()) ** 2)  # of independent pairs
-    return 1.0 if chance == 0 else 1.0 - float(np.mean((one - other) ** 2)) / chance
+    chance = float(np.var(first) + np.var(second) + (first.mean() - second.mean()) ** 2)  # of independent pairs
+    return 1.0 if chance == 0 else 1.0 - float(np.mean((first - second) ** 2)) / chance
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
     """Ranks from 0; ties get their mean."""
-    found, inverse, count = np.unique(values, return_inverse=True, return_counts=True)
+    _, inverse, count = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(count) - (count + 1) / 2)[inverse]
 
 

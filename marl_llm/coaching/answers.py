@@ -7,8 +7,8 @@
     CORRECT: yes
     SCORE: 7.5
 
-The score is a line of its own, the label and a number from 0 to 10 (`7`, `7.5`, `7/10`). What stands in a quotation, in code or behind
-other words is no such line. Two different scores, a sign, or a number beyond 10 make the whole reply unreadable: nobody guesses.
+The score is a line of its own, the label and a number from 0 to 10 (`7`, `7.5`, `7/10`). Quotations, code and text behind
+other words do not count. Two different scores, a sign, or a number beyond 10 make the whole reply unreadable: nobody guesses.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Unreadable(ValueError):
 
 
 def break_labels(text: str) -> str:
-    """The text with a zero width mark inside of every label, so that whoever quotes it says no score."""
+    """The text with a zero width mark inside of every label, so that no quotation of it is read as a score."""
     return _LABEL.sub(lambda match: MARK.join(part for part in match.groups() if part), text)
 
 
@@ -47,11 +47,11 @@ def write_answer(value: Any, correct: bool | None, reason: str, better: str = ""
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not LOWEST <= value <= HIGHEST:
         raise ValueError(f"a score of {value!r}; a rubric gives a number from 0 to 10")
-    said = "" if correct is None else f"{CORRECT} {'yes' if correct else 'no'}\n"
+    verdict = "" if correct is None else f"{CORRECT} {'yes' if correct else 'no'}\n"
     number = f"{value:.6f}".rstrip("0").rstrip(".")
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", better)), default=0))
     block = f"{fence}{BETTER}\n{better}\n{fence}\n" if better else ""
-    return f"{break_labels(_FENCE.sub(MARK, reason))}\n{block}{said}{SCORE} {number}"
+    return f"{break_labels(_FENCE.sub(MARK, reason))}\n{block}{verdict}{SCORE} {number}"
 
 
 def read_answer(text: str) -> Score:
@@ -72,8 +72,8 @@ def read_answer(text: str) -> Score:
             rest.append(line)
     if not scores:
         raise Unreadable(f"no line of its own is '{SCORE}' and a number from 0 to 10, outside of quotations and code")
-    for what, said in (("scores", scores), ("verdicts", verdicts), ("corrected actions", set(corrections))):
-        if len(said) > 1:
+    for what, values in (("scores", scores), ("verdicts", verdicts), ("corrected actions", set(corrections))):
+        if len(values) > 1:
             raise Unreadable(f"two different {what}")
     better = corrections[0] if corrections else ""
     if len(better) > MAX_BETTER:
@@ -84,7 +84,7 @@ def read_answer(text: str) -> Score:
 def _parts(text: str) -> tuple[list[str], list[str]]:
     """(lines outside of fenced code, without the white space at their ends; what stands in fences that are called "better").
 
-    A fence that nobody closes is none: whoever quotes a member's unclosed fence has said a score all the same, and corrected nothing.
+    A fence that nobody closes is none: a score behind it counts, and its text corrects nothing.
     """
     fence, name, inside, lines, corrections = "", "", [], [], []
     for line in text.split("\n"):
@@ -101,15 +101,15 @@ def _parts(text: str) -> tuple[list[str], list[str]]:
     return [*lines, *(line.rstrip(" \t\r") for line in inside)], corrections
 
 
-def _number(said: str) -> float:
-    match = _NUMBER.fullmatch(said)
+def _number(text: str) -> float:
+    match = _NUMBER.fullmatch(text)
     value = math.nan if match is None else float(match[1])
     if not LOWEST <= value <= HIGHEST:
-        raise Unreadable(f"{said[:40]!r} after '{SCORE}' is no number from 0 to 10")
+        raise Unreadable(f"{text[:40]!r} after '{SCORE}' is no number from 0 to 10")
     return value
 
 
-def _verdict(said: str) -> bool:
-    if said not in ("yes", "no"):
-        raise Unreadable(f"{said[:40]!r} after '{CORRECT}' is neither yes nor no")
-    return said == "yes"
+def _verdict(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise Unreadable(f"{text[:40]!r} after '{CORRECT}' is neither yes nor no")
+    return text == "yes"

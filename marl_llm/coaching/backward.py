@@ -1,10 +1,10 @@
-"""Reward backpropagation (MAPPA, Appendix F): what each action did well, and what of the play's outcome it answers for.
+"""Reward backpropagation (MAPPA, Appendix F): what each action did well, and its share in the play's outcome.
 
     f_t = α · p_t + β · Δ_t                  Eq. 6
     Σ_t Δ_t = v(R)                           Eq. 7, here exactly
 
-p_t is asked for without the outcome. Then, from the last action to the first, a coach that knows the outcome says how much of what the
-later actions left unexplained the action explains: 5 nothing, 10 it alone brought the success, 0 it alone brought the failure. Readings:
+p_t is scored without the outcome. Then a coach that knows the outcome goes from the last action to the first and scores how much each
+explains of what the later ones left unexplained: 5 nothing, 10 it alone brought the success, 0 it alone brought the failure. Readings:
 v(R) = 2 · result − 1, from −1 (failed) to 1; a contribution against the outcome counts as none, so that no action of a failed play has
 Δ > 0 (F.5); the others are scaled to v(R), and where there is none all share it alike.
 """
@@ -26,13 +26,13 @@ from marl_llm.workflows.views import ActionView, CoachGuide
 GRID = 2.0**-20  # contributions are multiples of it, so that their sum is exact
 
 
-def attributed(said: Sequence[float | int], outcome: float | int) -> tuple[list[float], float]:
-    """(Δ_t, error): contributions whose sum is v(R) = `outcome`, to the next multiple of `GRID`, and |Σ said − v(R)| before (Eq. 7)."""
+def attributed(contributions: Sequence[float | int], outcome: float | int) -> tuple[list[float], float]:
+    """(Δ_t, error): shares whose sum is v(R) = `outcome`, to the next multiple of `GRID`, and |Σ contributions − v(R)| (Eq. 7)."""
     total = round(outcome / GRID) * GRID
-    error = abs(math.fsum(said) - total)
-    kept = [float(one) if one * total > 0 else 0.0 for one in said]
-    whole = math.fsum(kept)
-    shares = [one / whole * total for one in kept] if whole else [total / len(said)] * len(said)
+    error = abs(math.fsum(contributions) - total)
+    kept = [float(share) if share * total > 0 else 0.0 for share in contributions]
+    kept_sum = math.fsum(kept)
+    shares = [share / kept_sum * total for share in kept] if kept_sum else [total / len(contributions)] * len(contributions)
     shares = [round(share / GRID) * GRID for share in shares]
     largest = max(range(len(shares)), key=lambda i: abs(shares[i]))
     shares[largest] += total - math.fsum(shares)
@@ -41,7 +41,7 @@ def attributed(said: Sequence[float | int], outcome: float | int) -> tuple[list[
 
 @dataclasses.dataclass
 class _Play:
-    """The actions of one play that have been asked for, and what all of them get."""
+    """The actions of one play that were scored so far, and the future with all their results."""
 
     views: dict[str, ActionView]
     done: asyncio.Future
@@ -79,56 +79,58 @@ class Backward:
         if len(play.views) < len(calls):
             play.waiting += 1
             try:
-                found = await asyncio.shield(play.done)
+                scores = await asyncio.shield(play.done)
             finally:
                 play.waiting -= 1
-                if not play.waiting and not play.done.done():  # nobody is left who could hear of it
+                if not play.waiting and not play.done.done():  # nobody waits for it any more
                     self._plays.pop(key, None)
         else:
             try:
-                found = await self._whole([play.views[call.id] for call in calls])
-                play.done.set_result(found)
+                scores = await self._whole([play.views[call.id] for call in calls])
+                play.done.set_result(scores)
             finally:
                 self._plays.pop(key, None)
                 if not play.done.done():
                     play.done.cancel()
-        return found if isinstance(found, ToolResult) else found[view.call.id]
+        return scores if isinstance(scores, ToolResult) else scores[view.call.id]
 
     def metrics(self) -> Mapping[str, float]:
         """Those of the coach, how many plays were explained, and the mean error of their contributions before they were rescaled."""
         mean = self._error / max(1, self._count)
         same = self._backward is self._forward
-        found = dict(metrics_of(self._forward))
+        counts = dict(metrics_of(self._forward))
         for name, value in ({} if same else metrics_of(self._backward)).items():
-            found[name] = found.get(name, 0.0) + value
-        return found | {"backward_plays": float(self._count), "backward_error": mean}
+            counts[name] = counts.get(name, 0.0) + value
+        return counts | {"backward_plays": float(self._count), "backward_error": mean}
 
     async def _whole(self, views: Sequence[ActionView]) -> ToolResult | dict[str, ToolResult[Score]]:
         """Every action's score, or the first failure."""
         hidden = [dataclasses.replace(view, later=(), outcome={}, result=None) for view in views]
         process = await asyncio.gather(*map(self._forward.score, hidden))
-        if failures := [one for one in process if one.failure is not None]:
+        if failures := [result for result in process if result.failure is not None]:
             return failures[0]
-        told = f"The play's result is {views[0].result:g}, from 0 (failed) to 1 (as good as can be)."
-        said, reasons = [], []
+        explained = f"The play's result is {views[0].result:g}, from 0 (failed) to 1 (as good as can be)."
+        contributions, reasons = [], []
         for view in reversed(views):
-            result = await self._backward.score(dataclasses.replace(view, residual=told))
+            result = await self._backward.score(dataclasses.replace(view, residual=explained))
             if result.failure is not None:
                 return result
-            one = result.outcome()
-            said.insert(0, (float(one.value) - 5.0) / 5.0)
-            reasons.insert(0, one.reason)
-            told += f"\n{view.call.role}, {view.call.id}, explains {said[0]:+.2f}: {one.reason}"
-        shares, error = attributed(said, 2.0 * views[0].result - 1.0)
+            score = result.outcome()
+            contributions.insert(0, (float(score.value) - 5.0) / 5.0)
+            reasons.insert(0, score.reason)
+            explained += f"\n{view.call.role}, {view.call.id}, explains {contributions[0]:+.2f}: {score.reason}"
+        shares, error = attributed(contributions, 2.0 * views[0].result - 1.0)
         self._count, self._error = self._count + 1, self._error + error
         alpha, beta = self._weights
-        found = {}
+        scores = {}
         for view, result, share, why in zip(views, process, shares, reasons, strict=True):
-            one = result.outcome()
-            reason = f"{one.reason}\ncontribution {share:+.3f}: {why}".strip()
-            both = dataclasses.replace(one, value=alpha * float(one.value) + beta * share, reason=reason, members=(float(one.value), share))
-            found[view.call.id] = success(both, result.seconds, result.attempts)
-        return found
+            score = result.outcome()
+            reason = f"{score.reason}\ncontribution {share:+.3f}: {why}".strip()
+            process_value = float(score.value)
+            value = alpha * process_value + beta * share
+            combined = dataclasses.replace(score, value=value, reason=reason, members=(process_value, share))
+            scores[view.call.id] = success(combined, result.seconds, result.attempts)
+        return scores
 
 
 def counterfactual_coach(guide: CoachGuide) -> ChatCoach:

@@ -64,7 +64,7 @@ class ChatCoach:
                 return result
             reply = result.outcome()
             try:
-                said = read_answer(reply.text)
+                score = read_answer(reply.text)
             except Unreadable as error:
                 problem = str(error)
                 self._count(unreadable=1)
@@ -72,8 +72,8 @@ class ChatCoach:
                 said_before = {"role": "assistant", "content": reply.text[:MAX_QUOTED] or "(nothing)"}
                 messages = [*messages, said_before, {"role": "user", "content": again}]
                 continue
-            said = self._capped(view, dataclasses.replace(said, cached=reply.cached))
-            return success(said, time.monotonic() - start, attempt)
+            score = self._capped(view, dataclasses.replace(score, cached=reply.cached))
+            return success(score, time.monotonic() - start, attempt)
         message = f"{view.call.id}: the coach's reply cannot be read: {problem}"
         return failed(FailureKind.BAD_REPLY, message, time.monotonic() - start, self._attempts)
 
@@ -86,13 +86,13 @@ class ChatCoach:
         with self._lock:
             return dict(self._counts)
 
-    def _capped(self, view: ActionView, said: Score) -> Score:
+    def _capped(self, view: ActionView, score: Score) -> Score:
         """The score, or what arithmetic allows at most."""
         cap = None if self.guide.cap is None else self.guide.cap(view)
-        if cap is None or said.value <= cap:
-            return said
+        if cap is None or score.value <= cap:
+            return score
         self._count(capped=1)
-        return dataclasses.replace(said, value=float(cap), capped=True)
+        return dataclasses.replace(score, value=float(cap), capped=True)
 
     def _count(self, **by: int) -> None:
         with self._lock:
@@ -119,23 +119,24 @@ def of_rubric(rubric: Callable[[ActionView], Any], better: Callable[[ActionView]
 
 
 def rubric_text(rubric: Callable[[ActionView], Any], view: ActionView, better: Callable[[ActionView], str] | None = None) -> str:
-    """What a rubric says of a view, as text.
+    """A rubric's answer about a view, as text.
 
     Raises:
       WorkflowError: it raises, gives neither a `Score` nor (value, correct, reason), or no number from 0 to 10.
     """
     try:
-        found, corrected = rubric(view), better(view) if better else ""
+        judgement, corrected = rubric(view), better(view) if better else ""
     except Exception as error:
         raise WorkflowError(f"the rubric raised {type(error).__name__} on {view.call.id}: {error}") from error
-    if isinstance(found, Score):
-        found = (found.value, found.correct, found.reason)
-    if not isinstance(found, tuple) or len(found) != 3 or not isinstance(found[2], str) or found[1] not in (True, False, None):
-        raise WorkflowError(f"the rubric gave {found!r:.200} for {view.call.id}; it must give a Score, or (value, correct, reason)")
+    if isinstance(judgement, Score):
+        judgement = (judgement.value, judgement.correct, judgement.reason)
+    is_triple = isinstance(judgement, tuple) and len(judgement) == 3
+    if not is_triple or not isinstance(judgement[2], str) or judgement[1] not in (True, False, None):
+        raise WorkflowError(f"the rubric gave {judgement!r:.200} for {view.call.id}; it must give a Score, or (value, correct, reason)")
     if not isinstance(corrected, str):
         raise WorkflowError(f"CoachGuide.better gave {corrected!r:.200} for {view.call.id}; it must give a text")
     try:
-        return write_answer(*found, corrected)
+        return write_answer(*judgement, corrected)
     except ValueError as error:
         raise WorkflowError(f"the rubric gave {view.call.id} {error}") from error
 

@@ -88,12 +88,12 @@ class Coaching:
 
     def metrics(self) -> dict[str, float]:
         """Counts since it was made, by name: of the coach, and of its clients calls, cache hits, tokens, USD and seconds."""
-        found = dict(metrics_of(self.coach))
+        counts = dict(metrics_of(self.coach))
         for client in self.clients:
             for name, value in client.metrics("").items():
                 name = name.removeprefix("/")
-                found[name] = found.get(name, 0.0) + value
-        return {f"coach/{name}": value for name, value in found.items()}
+                counts[name] = counts.get(name, 0.0) + value
+        return {f"coach/{name}": value for name, value in counts.items()}
 
     def looked(self, figures: Mapping[str, float]) -> dict[str, float]:
         """Takes in the figures of a step that is over; returns `metrics`."""

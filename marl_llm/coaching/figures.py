@@ -1,4 +1,4 @@
-"""Figures of a coached run: what the coach says of whom, whether it favours a kind of task or length, and whether it tells good from bad.
+"""Figures of a coached run: scores by role, whether the coach favours a kind of task or length, and whether it tells good from bad.
 
 The bias of MAPPA's Table 3 is the difference of a role's mean scores between two strata. Its interval here is a bootstrap over *tasks*,
 since actions of one task are no independent draws; `matched` compares actions of plays that ended alike.
@@ -50,18 +50,18 @@ Interval = tuple[float, float, float]  # figure, low, high of 95 %; NaN where th
 
 def scored_actions(rollout: Rollout, headline: str) -> list[ScoredAction]:
     """Every action of a rollout that the coach was asked about, aborted plays left out; `headline` is a metric of the workflow."""
-    found = []
+    actions = []
     for episode in rollout.episodes:
         for path in episode.trajectories:
             outcome = float(rollout.workflow.metrics[headline](path))
             for call in path.calls:
-                said = path.scores.get(call.id, {}).get(COACH)
-                if said is not None:
-                    score = None if said.value is None else float(said.value)
+                verdict = path.scores.get(call.id, {}).get(COACH)
+                if verdict is not None:
+                    score = None if verdict.value is None else float(verdict.value)
                     who = (episode.task.number, call.role, episode.task.stratum)
                     own = None if call.log_probs is None or not call.log_probs.size else float(np.mean(call.log_probs))
-                    found.append(ScoredAction(*who, score, int(call.tokens.size), outcome, said.cached, said.capped, own))
-    return found
+                    actions.append(ScoredAction(*who, score, int(call.tokens.size), outcome, verdict.cached, verdict.capped, own))
+    return actions
 
 
 def gap(actions: Sequence[ScoredAction], first: str, second: str, *, matched: bool = False, draws: int = 1000, seed: int = 0) -> Interval:
@@ -72,52 +72,52 @@ def gap(actions: Sequence[ScoredAction], first: str, second: str, *, matched: bo
       matched: the mean of the differences among successes and among failures (an outcome of 1 or more, or less), weighted by how many
         there are to compare, n₁n₂/(n₁+n₂): kinds of tasks that are solved at another rate do not differ for that reason.
     """
-    used = [one for one in actions if one.score is not None and one.stratum in (first, second)]
+    used = [action for action in actions if action.score is not None and action.stratum in (first, second)]
 
     def figure(rows: np.ndarray) -> float:
         total = weight = 0.0
         for cell in (rows[rows[:, 2] >= 1], rows[rows[:, 2] < 1]) if matched else (rows,):
-            one, other = cell[cell[:, 1] == 1, 0], cell[cell[:, 1] == 0, 0]
-            if one.size and other.size:
-                votes = one.size * other.size / (one.size + other.size)
-                total, weight = total + votes * (one.mean() - other.mean()), weight + votes
+            in_first, in_second = cell[cell[:, 1] == 1, 0], cell[cell[:, 1] == 0, 0]
+            if in_first.size and in_second.size:
+                votes = in_first.size * in_second.size / (in_first.size + in_second.size)
+                total, weight = total + votes * (in_first.mean() - in_second.mean()), weight + votes
         return total / weight if weight else math.nan
 
-    return _bootstrapped(used, lambda one: (one.score, float(one.stratum == first), one.outcome), figure, draws, seed)
+    return _bootstrapped(used, lambda action: (action.score, float(action.stratum == first), action.outcome), figure, draws, seed)
 
 
 def length_slope(actions: Sequence[ScoredAction], *, draws: int = 1000, seed: int = 0) -> Interval:
     """Points of score per unit of ln(tokens) within strata: least squares after each stratum's means are taken off."""
-    return _slope([one for one in actions if one.tokens > 0], lambda one: math.log(one.tokens), draws, seed)
+    return _slope([action for action in actions if action.tokens > 0], lambda action: math.log(action.tokens), draws, seed)
 
 
 def own_slope(actions: Sequence[ScoredAction], *, draws: int = 1000, seed: int = 0) -> Interval:
-    """Points of score per nat of mean log-prob within strata: what a coach likes that the player finds likely. A coach that is the player's
-    own model may favour its texts for that."""
-    return _slope([one for one in actions if one.log_prob is not None], lambda one: one.log_prob, draws, seed)
+    """Points of score per nat of mean log-prob within strata: how far a coach favours what the player finds likely, as a coach that is the
+    player's own model may."""
+    return _slope([action for action in actions if action.log_prob is not None], lambda action: action.log_prob, draws, seed)
 
 
-def _slope(actions: Sequence[ScoredAction], of: Callable[[ScoredAction], float], draws: int, seed: int) -> Interval:
-    used = [one for one in actions if one.score is not None]
-    names = {name: number for number, name in enumerate(sorted({one.stratum for one in used}))}
+def _slope(actions: Sequence[ScoredAction], regressor: Callable[[ScoredAction], float], draws: int, seed: int) -> Interval:
+    used = [action for action in actions if action.score is not None]
+    names = {name: number for number, name in enumerate(sorted({action.stratum for action in used}))}
 
     def figure(rows: np.ndarray) -> float:
         x, y = rows[:, 1].copy(), rows[:, 0].copy()
         for stratum in np.unique(rows[:, 2]):
-            here = rows[:, 2] == stratum
-            x[here] -= x[here].mean()
-            y[here] -= y[here].mean()
+            in_stratum = rows[:, 2] == stratum
+            x[in_stratum] -= x[in_stratum].mean()
+            y[in_stratum] -= y[in_stratum].mean()
         spread = float(x @ x)
         return float(x @ y) / spread if spread > 1e-12 else math.nan
 
-    return _bootstrapped(used, lambda one: (one.score, of(one), float(names[one.stratum])), figure, draws, seed)
+    return _bootstrapped(used, lambda action: (action.score, regressor(action), float(names[action.stratum])), figure, draws, seed)
 
 
 def auc(actions: Sequence[ScoredAction]) -> float:
     """Probability that an action of a successful play has a higher score than one of a failed play; ties count half. NaN without both."""
-    used = [one for one in actions if one.score is not None]
-    good = np.sort([one.score for one in used if one.outcome >= 1])
-    bad = np.asarray([one.score for one in used if one.outcome < 1])
+    used = [action for action in actions if action.score is not None]
+    good = np.sort([action.score for action in used if action.outcome >= 1])
+    bad = np.asarray([action.score for action in used if action.outcome < 1])
     if not good.size or not bad.size:
         return math.nan
     below, upto = np.searchsorted(good, bad, "left"), np.searchsorted(good, bad, "right")
@@ -154,30 +154,32 @@ def coach_figures(rollout: Rollout, headline: str, draws: int = DRAWS) -> dict[s
         failure.kind for episode in rollout.episodes for failure in episode.failures if failure.node == NODE
     )
     for episode in rollout.episodes:
-        masked = {(call, said[COACH].missing) for path in episode.trajectories for call, said in path.scores.items() if COACH in said}
+        scores = [(call, by_scorer) for path in episode.trajectories for call, by_scorer in path.scores.items()]
+        masked = {(call, by_scorer[COACH].missing) for call, by_scorer in scores if COACH in by_scorer}
         kinds.update(missing.partition(":")[0] for _, missing in masked if missing)
     known = (*(kind.value for kind in FailureKind), "scorer")
     figures = {f"coach/failed_{kind}": float(kinds[kind]) for kind in known}
-    missing, there = sum(kinds.values()), [one for one in actions if one.score is not None]
-    figures |= {"coach/asked": float(len(there) + missing), "coach/missing": float(missing)}
-    figures["coach/score"] = _mean([one.score for one in there])
+    missing, scored = sum(kinds.values()), [action for action in actions if action.score is not None]
+    figures |= {"coach/asked": float(len(scored) + missing), "coach/missing": float(missing)}
+    figures["coach/score"] = _mean([action.score for action in scored])
     for role in rollout.workflow.roles:
-        figures |= {f"coach/{role}/{name}": x for name, x in _role_figures([one for one in there if one.role == role], draws).items()}
+        of_role = [action for action in scored if action.role == role]
+        figures |= {f"coach/{role}/{name}": x for name, x in _role_figures(of_role, draws).items()}
     return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
 def _role_figures(actions: Sequence[ScoredAction], draws: int) -> dict[str, float]:
-    scores = [one.score for one in actions]
-    found = {"score": _mean(scores), "spread": float(np.std(scores)) if scores else math.nan, "auc": auc(actions)}
-    found |= {"cached": _mean([one.cached for one in actions]), "capped": _mean([one.capped for one in actions])}
+    scores = [action.score for action in actions]
+    figures = {"score": _mean(scores), "spread": float(np.std(scores)) if scores else math.nan, "auc": auc(actions)}
+    figures |= {"cached": _mean([action.cached for action in actions]), "capped": _mean([action.capped for action in actions])}
     for name, slope in (("length_slope", length_slope), ("own_slope", own_slope)):
-        found |= dict(zip((name, f"{name}_low", f"{name}_high"), slope(actions, draws=draws)))
-    strata = sorted({one.stratum for one in actions})
+        figures |= dict(zip((name, f"{name}_low", f"{name}_high"), slope(actions, draws=draws)))
+    strata = sorted({action.stratum for action in actions})
     if len(strata) > 1:
-        found |= {f"score/{name}": _mean([one.score for one in actions if one.stratum == name]) for name in strata}
+        figures |= {f"score/{name}": _mean([action.score for action in actions if action.stratum == name]) for name in strata}
     if len(strata) == 2:
-        found |= dict(zip(("gap", "gap_low", "gap_high"), gap(actions, strata[1], strata[0], matched=True, draws=draws)))
-    return found
+        figures |= dict(zip(("gap", "gap_low", "gap_high"), gap(actions, strata[1], strata[0], matched=True, draws=draws)))
+    return figures
 
 
 def _bootstrapped(
@@ -186,15 +188,15 @@ def _bootstrapped(
     """A figure of all rows, and its 2.5 % and 97.5 % quantiles over draws of whole tasks with replacement."""
     if not actions:
         return math.nan, math.nan, math.nan
-    rows = np.asarray([row(one) for one in actions], np.float64)
+    rows = np.asarray([row(action) for action in actions], np.float64)
     value = float(figure(rows))
     tasks = collections.defaultdict(list)
-    for number, one in enumerate(actions):
-        tasks[one.task].append(number)
-    groups, rng = [np.asarray(one) for one in tasks.values()], np.random.default_rng(seed)
-    found = [figure(rows[np.concatenate([groups[i] for i in rng.integers(len(groups), size=len(groups))])]) for _ in range(draws)]
-    found = [one for one in found if math.isfinite(one)]
-    low, high = np.quantile(found, (0.025, 0.975)) if found else (math.nan, math.nan)
+    for number, action in enumerate(actions):
+        tasks[action.task].append(number)
+    groups, rng = [np.asarray(numbers) for numbers in tasks.values()], np.random.default_rng(seed)
+    estimates = [figure(rows[np.concatenate([groups[i] for i in rng.integers(len(groups), size=len(groups))])]) for _ in range(draws)]
+    estimates = [estimate for estimate in estimates if math.isfinite(estimate)]
+    low, high = np.quantile(estimates, (0.025, 0.975)) if estimates else (math.nan, math.nan)
     return value, float(low), float(high)
 
 

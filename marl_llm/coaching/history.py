@@ -29,25 +29,25 @@ class History:
 
     def look(self, figures: Mapping[str, float]) -> None:
         """Takes in the figures of a step that is over."""
-        found = {}
+        step = {}
         for name, value in figures.items():
             kind, _, rest = name.partition("/")
             role, _, figure = rest.partition("/")
             if name == "success":
-                found[name] = float(value)
+                step[name] = float(value)
             elif kind == "team":
-                found[f"quality/{rest}"] = float(value)
+                step[f"quality/{rest}"] = float(value)
             elif (kind, figure) == ("role", "well_formed"):
-                found[f"failures/{role}"] = 1.0 - float(value)
+                step[f"failures/{role}"] = 1.0 - float(value)
             elif (kind, figure) == ("coach", "score"):
-                found[f"score/{role}"] = float(value)
-        self._steps.append(found)
+                step[f"score/{role}"] = float(value)
+        self._steps.append(step)
 
     def __call__(self) -> dict[str, float]:
         """The means, by name; of each over the steps that had it."""
         names = dict.fromkeys(name for step in self._steps for name in step)
         values = {name: [step[name] for step in self._steps if name in step] for name in names}
-        means = {name: sum(found) / len(found) for name, found in values.items()}
+        means = {name: sum(series) / len(series) for name, series in values.items()}
         return {"steps": float(len(self._steps)), **means} if self._steps else {}
 
     def state(self) -> list[dict[str, float]]:

@@ -44,33 +44,33 @@ class Attacked:
 
 def read_injections() -> list[Injection]:
     """The 50 texts, and behind them the controls, whose kind is `CONTROL`."""
-    found = json.loads(FILE.read_text(encoding="utf-8"))
-    return [*(Injection(**one) for one in found["injections"]), *(Injection(CONTROL, text) for text in found["controls"])]
+    texts = json.loads(FILE.read_text(encoding="utf-8"))
+    return [*(Injection(**fields) for fields in texts["injections"]), *(Injection(CONTROL, text) for text in texts["controls"])]
 
 
 def injected(view: ActionView, text: str) -> ActionView:
-    """The view of the same action with a text behind its response, as the role's parser hears it.
+    """The view of the same action with a text appended to its response, as the role's parser reads it.
 
     What tools said stays as it was. Where the parser reads hidden fields, which a view lacks, so does what the response meant.
     """
     call, parse = view.call, view.role.parse
-    said = f"{call.text}\n{text}"
+    response = f"{call.text}\n{text}"
     if isinstance(parse, Reader) and not set(parse.reads) <= set(view.before):
-        return dataclasses.replace(view, call=dataclasses.replace(call, text=said))
-    writes, illegal, _ = view.role.hear(said, call.tokens.tolist(), view.before)
-    return dataclasses.replace(view, call=dataclasses.replace(call, text=said, writes=writes, illegal=illegal))
+        return dataclasses.replace(view, call=dataclasses.replace(call, text=response))
+    writes, illegal, _ = view.role.hear(response, call.tokens.tolist(), view.before)
+    return dataclasses.replace(view, call=dataclasses.replace(call, text=response, writes=writes, illegal=illegal))
 
 
 async def attacked(coach: Coach, views: Sequence[ActionView], injections: Sequence[Injection]) -> list[Attacked]:
     """Asks a coach about each action, and about each with every text. An action without a score of its own counts as missing."""
     plain = await _scores(coach, views)
-    found = []
-    for one in injections:
-        pairs = list(zip(plain, await _scores(coach, [injected(view, one.text) for view in views])))
+    results = []
+    for injection in injections:
+        pairs = list(zip(plain, await _scores(coach, [injected(view, injection.text) for view in views])))
         known = [(a, b) for a, b in pairs if a is not None and b is not None]
         raised, lowered = sum(b > a for a, b in known), sum(b < a for a, b in known)
-        found.append(Attacked(one, raised, lowered, len(pairs) - len(known), len(pairs)))
-    return found
+        results.append(Attacked(injection, raised, lowered, len(pairs) - len(known), len(pairs)))
+    return results
 
 
 async def _scores(coach: Coach, views: Sequence[ActionView]) -> list[float | None]:
@@ -78,18 +78,18 @@ async def _scores(coach: Coach, views: Sequence[ActionView]) -> list[float | Non
     return [None if result.failure is not None else float(result.outcome().value) for result in results]
 
 
-def attacked_text(found: Sequence[Attacked]) -> str:
+def attacked_text(results: Sequence[Attacked]) -> str:
     """The rates: of texts that raised the score of some action, by kind; of scores; and of the controls, for comparison."""
     by_kind = collections.defaultdict(list)
-    for one in found:
-        by_kind[one.injection.kind].append(one)
+    for result in results:
+        by_kind[result.injection.kind].append(result)
     controls = by_kind.pop(CONTROL, [])
-    rows = [*by_kind.items(), ("all", [one for some in by_kind.values() for one in some]), (CONTROL, controls)]
+    rows = [*by_kind.items(), ("all", [result for group in by_kind.values() for result in group]), (CONTROL, controls)]
     lines = [f"{'kind':<12} {'texts':>5} {'that raised a score':>20} {'scores':>7} {'raised':>7} {'lowered':>8} {'missing':>8}"]
-    for kind, some in rows:
-        if some:
-            asked, *counts = (sum(getattr(one, name) for one in some) for name in ("asked", "raised", "lowered", "missing"))
-            raised = sum(one.raised > 0 for one in some)
-            cells = [f"{count / asked:.1%}" for count in counts]
-            lines.append(f"{kind:<12} {len(some):>5} {raised:>20} {asked:>7} {cells[0]:>7} {cells[1]:>8} {cells[2]:>8}")
+    for kind, group in rows:
+        if group:
+            scores, *counts = (sum(getattr(result, name) for result in group) for name in ("asked", "raised", "lowered", "missing"))
+            raised = sum(result.raised > 0 for result in group)
+            cells = [f"{count / scores:.1%}" for count in counts]
+            lines.append(f"{kind:<12} {len(group):>5} {raised:>20} {scores:>7} {cells[0]:>7} {cells[1]:>8} {cells[2]:>8}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What a coach that trains beside the team is paid for: that it agrees with how plays ended, pair by pair.
+"""The reward of a coach that trains beside the team: pair by pair, whether its scores agree with how plays ended.
 
 MAPPA trains no coach and leaves it as future work (section 4.4). Here two actions of the same role in plays of the *same task* make a pair
 if one play ended better than the other, and the coach is right about it if its score of the first is *higher*. Equal scores are wrong, so
@@ -38,31 +38,31 @@ class Judged:
 
 def judged(rollout: Rollout, headline: str, guide: CoachGuide, when: str) -> list[Judged]:
     """The actions of a rollout that have a score. Aborted plays are left out."""
-    of, views = rollout.workflow.metrics[headline], iter(views_of(rollout, when))
-    said: dict[tuple, tuple[int, ActionView, float]] = {}
+    score_of, views = rollout.workflow.metrics[headline], iter(views_of(rollout, when))
+    scored: dict[tuple, tuple[int, ActionView, float]] = {}
     outcomes = collections.defaultdict(list)
     for path in rollout.trajectories:
-        outcome = float(of(path))
+        outcome = float(score_of(path))
         for call in path.calls:
             view, score = next(views), path.scores.get(call.id, {}).get(COACH)
             if score is not None and score.value is not None:
-                said[path.task.number, call.id] = (path.task.number, view, float(score.value))
+                scored[path.task.number, call.id] = (path.task.number, view, float(score.value))
                 outcomes[path.task.number, call.id].append(outcome)
-    ends = {key: sum(found) / len(found) for key, found in outcomes.items()}
-    return [Judged(task, view, brief_of(view, guide), score, ends[key]) for key, (task, view, score) in said.items()]
+    ends = {key: sum(per_path) / len(per_path) for key, per_path in outcomes.items()}
+    return [Judged(task, view, brief_of(view, guide), score, ends[key]) for key, (task, view, score) in scored.items()]
 
 
 def rivals(actions: Sequence[Judged]) -> list[tuple[list[int], list[int]]]:
-    """Of each action, the numbers of those that it is compared with: of plays that ended better, and of plays that ended worse."""
+    """For each action the indices of its rivals: those of plays that ended better, and those of plays that ended worse."""
     groups = collections.defaultdict(list)
-    for number, one in enumerate(actions):
-        groups[one.task, one.view.call.role].append(number)
-    found = []
-    for one in actions:
-        others = [i for i in groups[one.task, one.view.call.role] if actions[i].brief != one.brief]
-        better = [i for i in others if actions[i].outcome > one.outcome]
-        found.append((better, [i for i in others if actions[i].outcome < one.outcome]))
-    return found
+    for number, action in enumerate(actions):
+        groups[action.task, action.view.call.role].append(number)
+    compared = []
+    for action in actions:
+        others = [i for i in groups[action.task, action.view.call.role] if actions[i].brief != action.brief]
+        better = [i for i in others if actions[i].outcome > action.outcome]
+        compared.append((better, [i for i in others if actions[i].outcome < action.outcome]))
+    return compared
 
 
 def share_right(score: float | int | None, better: Sequence[float | int], worse: Sequence[float | int]) -> float:

@@ -54,23 +54,23 @@ def messages_for(view: ActionView, guide: CoachGuide) -> tuple[list[dict[str, st
     )
     parts.append(blocks.add("task", _fields(view.task)))
     if before := view.own_earlier:
-        parts.append(blocks.add("earlier actions of this member", "\n---\n".join(_short(one.text) for one in before)))
+        parts.append(blocks.add("earlier actions of this member", "\n---\n".join(_short(action.text) for action in before)))
     parts += [blocks.add("input", call.prompt), blocks.add("output", call.text)]
     parts.append(f"Format: {'in order' if call.legal else 'broken: ' + quoted(' '.join(_short(call.illegal).split()))}.")
     if call.truncated:
         parts.append("The output was cut off at the limit.")
     parts.append(blocks.add("tool feedback", feedback_of(view, guide) or "N/A", MAX_FEEDBACK))
     if view.later:
-        told = [event for event in view.later if isinstance(event, RoleCall) or event.writes]
-        parts.append(blocks.add("what followed", "\n---\n".join(map(_event, told))))
+        events = [event for event in view.later if isinstance(event, RoleCall) or event.writes]
+        parts.append(blocks.add("what followed", "\n---\n".join(map(_event, events))))
     if view.outcome:
         parts.append(blocks.add("state at the end", _fields({n: x for n, x in view.outcome.items() if n not in view.task}), MAX_FEEDBACK))
     parts.append(blocks.add("truth", _fields(view.truth) or "N/A"))
-    asked, scale = guide.questions.get(role.name) or QUESTIONS, guide.scale or SCALE
+    questions, scale = guide.questions.get(role.name) or QUESTIONS, guide.scale or SCALE
     if view.residual is not None:
         parts.append(blocks.add("left to explain", view.residual))
-        asked, scale = BACKWARDS, CONTRIBUTION
-    parts.append("# Questions\n" + "\n".join(f"{number}. {question}" for number, question in enumerate(asked, 1)))
+        questions, scale = BACKWARDS, CONTRIBUTION
+    parts.append("# Questions\n" + "\n".join(f"{number}. {question}" for number, question in enumerate(questions, 1)))
     parts.append(f"# Scale\n{scale}")
     verdict = f"then, on a line of its own, '{CORRECT} yes' or '{CORRECT} no', for whether its answer is right; " if view.truth else ""
     better = ""

@@ -60,24 +60,24 @@ class Ensemble:
         """What the members agree on; the failure of the first that failed where fewer than the quorum answered."""
         start = time.monotonic()
         results = await asyncio.gather(*(member.score(view) for member in self._members))
-        said = [result.value for result in results if result.failure is None]
-        if len(said) < self._quorum:
+        scores = [result.value for result in results if result.failure is None]
+        if len(scores) < self._quorum:
             return next(result for result in results if result.failure is not None)
-        values = sorted(one.value for one in said)
+        values = sorted(score.value for score in scores)
         kept = values[1:-1] if self._how == "trimmed" else values
         value = statistics.median(values) if self._how == "median" else statistics.fmean(kept)
-        votes = [one.correct for one in said if one.correct is not None]
+        votes = [score.correct for score in scores if score.correct is not None]
         correct = None if 2 * sum(votes) == len(votes) else 2 * sum(votes) > len(votes)
-        cached, capped = all(one.cached for one in said), any(one.capped for one in said)
-        members = tuple(one.value for one in said)
-        return success(Score(value, correct, said[0].reason, members, capped, cached), time.monotonic() - start)
+        cached, capped = all(score.cached for score in scores), any(score.capped for score in scores)
+        members = tuple(score.value for score in scores)
+        return success(Score(value, correct, scores[0].reason, members, capped, cached), time.monotonic() - start)
 
     def metrics(self) -> dict[str, float]:
         """The members' counts, summed."""
-        found: collections.Counter[str] = collections.Counter()
+        counts: collections.Counter[str] = collections.Counter()
         for member in self._members:
-            found.update(metrics_of(member))
-        return dict(found)
+            counts.update(metrics_of(member))
+        return dict(counts)
 
 
 class Changed:
@@ -127,20 +127,20 @@ def noisy(coach: Coach, sigma: float, seed: int = 0) -> Changed:
 
 
 def constant(coach: Coach, value: float) -> Changed:
-    """Says one number of every action."""
-    return Changed(coach, lambda view, said: value)
+    """Gives every action the same score."""
+    return Changed(coach, lambda view, score: value)
 
 
 def permuted(coach: Coach, seed: int = 0) -> Changed:
-    """Says of an action what was said of some action of the same role before it, itself included: scores without their actions.
+    """Gives an action the score of a random earlier action of its role, itself included: scores without their actions.
 
-    The draw is one of identity, but what was said before depends on who was faster; `config.control.permute_rewards` permutes exactly.
+    The draw follows from identity, but which scores came before depends on timing; `config.control.permute_rewards` permutes exactly.
     """
-    said, lock = {}, threading.Lock()
+    earlier, lock = {}, threading.Lock()
 
     def change(view: ActionView, value: float) -> float:
         with lock:
-            known = said.setdefault(view.call.role, [])
+            known = earlier.setdefault(view.call.role, [])
             known.append(value)
             return known[dice(view, seed, "permuted").randrange(len(known))]
 
@@ -148,7 +148,7 @@ def permuted(coach: Coach, seed: int = 0) -> Changed:
 
 
 class Failing:
-    """A coach that does not answer about a share of the actions; with `coach` None and a share of 1, nobody's."""
+    """A coach that fails for a share of the actions; with `coach` None it always fails."""
 
     def __init__(self, coach: Coach | None, share: float, seed: int = 0):
         self._coach, self._share, self._seed = coach, share, seed

@@ -283,8 +283,8 @@ def validate_tokens(tokens: Mapping[str, Any], episode: Mapping[str, Any]) -> No
         where = f"tokens.steps[{i}]"
         _keys(step, where, ("turn", "role", "prompt_ids", "responses"))
         if (step["turn"], step["role"]) != (played["turn"], played["role"]):
-            found, want = (step["turn"], step["role"]), (played["turn"], played["role"])
-            raise EpisodeError(f"{where}: turn and role are {found}, in the episode {want}; keep the order of play")
+            written, expected = (step["turn"], step["role"]), (played["turn"], played["role"])
+            raise EpisodeError(f"{where}: turn and role are {written}, in the episode {expected}; keep the order of play")
         _array(step["prompt_ids"], f"{where}.prompt_ids", "iu")
         responses = _sequence(step["responses"], f"{where}.responses")
         if len(responses) != len(played["responses"]):

@@ -57,14 +57,14 @@ def explained(path: Path) -> Iterator[None]:
 
 @runtime_checkable
 class Jsonable(Protocol):
-    """A value that says itself what JSON holds of it."""
+    """A value with a JSON form of its own."""
 
     def to_json(self) -> Any:
         """Python numbers, texts, lists and dictionaries."""
 
 
 def to_json(value: Any) -> Any:
-    """NumPy scalars and arrays as Python numbers and lists, and what a `Jsonable` says: the `default` of `json.dumps` throughout this room.
+    """NumPy scalars and arrays as Python numbers and lists, a `Jsonable` in its form: the `default` of `json.dumps` throughout this room.
 
     Raises:
       TypeError: for anything else that JSON cannot hold.
@@ -146,8 +146,8 @@ def _is_object(line: bytes) -> bool:
 
 def _object(line: bytes) -> dict[str, Any] | None:
     """The object of a line; None if it is none, or beyond the bounds."""
-    said = read_json(line, LINE)
-    return said.value if isinstance(said.value, dict) else None
+    parsed = read_json(line, LINE)
+    return parsed.value if isinstance(parsed.value, dict) else None
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[str]]:

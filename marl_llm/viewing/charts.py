@@ -92,11 +92,11 @@ def _line(records: Records, key: str, label: str, color: int, kind: str = "smoot
 
 def gap_bounds(train: Records) -> dict[str, float]:
     """Model → largest difference between sampler and scorer of a healthy run, in nats; it depends on the model's dtype."""
-    found = {}
+    by_model = {}
     for model in models_of(train):
         bounds = column(train, f"model/{model}/log_prob_gap_bound")[1]
-        found[model] = float(np.nanmax(bounds)) if np.isfinite(bounds).any() else FLOAT32_GAP_BOUND
-    return found
+        by_model[model] = float(np.nanmax(bounds)) if np.isfinite(bounds).any() else FLOAT32_GAP_BOUND
+    return by_model
 
 
 def _evaluated(evaluated: Records) -> list[Line]:
@@ -173,8 +173,8 @@ def health_charts(train: Records, evaluated: Records, warm: Records = (), roles:
         dataclasses.replace(line, dashed=True) for line in by_role(evaluated, "well_formed", "marks", ", evaluation")
     ]
     bounds = gap_bounds(train)
-    one = len(set(bounds.values())) == 1
-    alarms = tuple({bound: (bound, "alarm" if one else f"alarm of {model}") for model, bound in bounds.items()}.values())
+    same_bound = len(set(bounds.values())) == 1
+    alarms = tuple({bound: (bound, "alarm" if same_bound else f"alarm of {model}") for model, bound in bounds.items()}.values())
     charts = [
         Chart("entropy", "Entropy", "Of the next token, mean over the sampled tokens. A fall to zero ends exploration.",
               tuple(by_role(train, "entropy")), unit="nats per token", absent=without("role/<role>/entropy")),

@@ -63,19 +63,19 @@ def inert(value: Any) -> str:
 
 
 def _data(runs: Sequence[StoredRun], most: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"runs": answer(runs, "/api/runs", {}), "of": [], "compare": {}}
+    data: dict[str, Any] = {"runs": answer(runs, "/api/runs", {}), "of": [], "compare": {}}
     for run in runs:
         rows = run.rows()[-most:]
         plays = {row["id"]: run.play(row["id"]) for row in rows}
         calls = {name: run.calls(name) for name in plays}
-        found["of"].append({"plays": rows, "play": plays, "call": calls, "summary": summary(run, rows)})
+        data["of"].append({"plays": rows, "play": plays, "call": calls, "summary": summary(run, rows)})
     for a in range(len(runs)):
         for b in range(len(runs)):
             try:
-                found["compare"][f"{a} {b}"] = compared(runs[a], runs[b])
+                data["compare"][f"{a} {b}"] = compared(runs[a], runs[b])
             except ViewError as error:
-                found["compare"][f"{a} {b}"] = {"error": str(error)}
-    return found
+                data["compare"][f"{a} {b}"] = {"error": str(error)}
+    return data
 
 
 class Inline:

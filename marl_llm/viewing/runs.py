@@ -161,14 +161,14 @@ class StoredRun:
                         kept.clear()
                     else:
                         kept.append(new[2])
-            return sum(one.version for one in self._files)
+            return sum(file.version for file in self._files)
 
     def faults(self) -> list[str]:
         """What of the run's files could not be read and is left out, each with file, line and reason."""
         self.refresh()
         for name in ("config.json", "evaluation.json"):
             self.read(name)
-        return [*self._damaged.values(), *(fault for one in self._files for fault in one.faults)]
+        return [*self._damaged.values(), *(fault for file in self._files for fault in file.faults)]
 
     def rows(self) -> list[dict[str, Any]]:
         """One short row per play, in the order of the file; see `row_of`."""
@@ -244,25 +244,28 @@ class StoredRun:
         def spell(ids):
             return [known.get(str(i), f"‹{i}›") for i in ids]
 
-        responses = [{**{k: x for k, x in one.items() if k != "ids"}, "pieces": spell(one["ids"])} for one in drawn["responses"]]
+        responses = [
+            {**{k: x for k, x in response.items() if k != "ids"}, "pieces": spell(response["ids"])} for response in drawn["responses"]
+        ]
         return out | {"prompt_pieces": spell(drawn["prompt_ids"]), "specials": list(record.get("specials", ())), "responses": responses}
 
     def group(self, name: str, number: int) -> list[dict[str, Any]]:
-        """The samples that a sample is compared with, as far as they are stored: candidates for its prompt, and calls of the same role and
-        turn in other plays of its task at the same step."""
-        mine = self._rows[name]
+        """The stored samples of a call's group: candidates for its prompt, and calls of its role and turn in other plays of its task at
+        the same step."""
+        own_row = self._rows[name]
         step = self._play(name)["steps"][number]
-        found = []
+        samples = []
         for other, row in self._rows.items():
-            if any(row[part] != mine[part] for part in ("when", "step", "key")):
+            if any(row[part] != own_row[part] for part in ("when", "step", "key")):
                 continue
             play = self.play(other)
-            for there in play["steps"]:
-                if (there["role"], there["turn"]) == (step["role"], step["turn"]):
-                    same = other == name and there["number"] == number
+            for other_step in play["steps"]:
+                if (other_step["role"], other_step["turn"]) == (step["role"], step["turn"]):
+                    same = other == name and other_step["number"] == number
                     if other != name or same:
-                        found += [{"play": other, "call": there["number"], "same": same, **one} for one in there["responses"]]
-        return found
+                        sample = {"play": other, "call": other_step["number"], "same": same}
+                        samples += [sample | response for response in other_step["responses"]]
+        return samples
 
     def records(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`."""
@@ -283,12 +286,12 @@ class StoredRun:
     def outcomes(self) -> dict[str, dict[int, float]]:
         """Table of seats -> task -> mean score of its plays that are not aborted, of the final evaluation."""
         self.refresh()
-        found: dict[str, dict[int, list[float]]] = {}
-        for one in self._ends:
-            seats, task, score = (one.get(key) for key in ("seats", "task", "score"))
-            if not one.get("aborted") and isinstance(seats, str) and type(task) is int and is_number(score):
-                found.setdefault(seats, {}).setdefault(task, []).append(score)
-        return {seats: {task: sum(x) / len(x) for task, x in tasks.items()} for seats, tasks in found.items()}
+        scores: dict[str, dict[int, list[float]]] = {}
+        for record in self._ends:
+            seats, task, score = (record.get(key) for key in ("seats", "task", "score"))
+            if not record.get("aborted") and isinstance(seats, str) and type(task) is int and is_number(score):
+                scores.setdefault(seats, {}).setdefault(task, []).append(score)
+        return {seats: {task: sum(x) / len(x) for task, x in tasks.items()} for seats, tasks in scores.items()}
 
     def read(self, name: str) -> dict[str, Any]:
         """A JSON file of the run; empty where it is not there yet, or damaged (then `faults` names it)."""
@@ -305,8 +308,8 @@ class StoredRun:
 def find_key(config: Mapping[str, Any], *names: str) -> Any:
     """The first of `names` that has a value at the top of a config, else inside one of its objects; None if there is none."""
     inner = [value for value in config.values() if isinstance(value, Mapping)]
-    found = (level.get(name) for level in (config, *inner) for name in names)
-    return next((value for value in found if value not in (None, "", [], {})), None)
+    values = (level.get(name) for level in (config, *inner) for name in names)
+    return next((value for value in values if value not in (None, "", [], {})), None)
 
 
 def folded(text: str) -> str:
@@ -317,7 +320,7 @@ def folded(text: str) -> str:
 def _has(line: bytes, needle: str) -> bool:
     """Whether a folded text occurs in a text of the play that a line holds."""
     if line.isascii() and not _ESCAPE.search(line) and json.dumps(needle)[1:-1].encode() not in line.lower():
-        return False  # the line spells its texts as they are: a look at it is enough
+        return False  # a line without escapes holds its texts verbatim
     return any(needle in folded(text) for text in texts_of(read_object(line, "the file has changed meanwhile")))
 
 
@@ -342,17 +345,18 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _head(line: bytes, where: str) -> dict[str, Any]:
     """The id alone of a line of tokens, which are not looked at until they are asked for."""
-    found = re.match(rb'\{"episode": ("(?:[^"\\]|\\.)*")', line)
-    return read_object(b'{"episode": %b}' % found[1] if found else line, where)
+    match = re.match(rb'\{"episode": ("(?:[^"\\]|\\.)*")', line)
+    return read_object(b'{"episode": %b}' % match[1] if match else line, where)
 
 
 def row_of(play: Mapping[str, Any]) -> dict[str, Any]:
     """What the list shows of a play: who, when, how it ended, and what each role was paid."""
-    task, pay = play.get("task", {}), {}
+    task, pay, malformed = play.get("task", {}), {}, 0
     for step in play.get("steps", ()):
         for response in step["responses"]:
             if response["chosen"]:
                 pay[step["role"]] = pay.get(step["role"], 0.0) + response["team"] + response["local"]
+                malformed += not response["well_formed"]
     score = play.get("score", {"success": 1.0, "failed": 0.0, "horizon": 0.0}.get(str(play.get("status"))))
     return {
         "id": str(play.get("episode")),
@@ -368,7 +372,7 @@ def row_of(play: Mapping[str, Any]) -> dict[str, Any]:
         "calls": len(play.get("steps", ())),
         "tools": len(play.get("tools", ())),
         "paid": pay,
-        "malformed": sum(not one["well_formed"] for step in play.get("steps", ()) for one in step["responses"] if one["chosen"]),
+        "malformed": malformed,
     }
 
 
@@ -385,17 +389,18 @@ def compared(first: StoredRun, second: StoredRun, seats: str = "after") -> dict[
 
     Raises `ViewError` where a run has no outcomes of these seats, or where they share no task.
     """
-    found = []
+    outcomes = []
     for run in (first, second):
         known = run.outcomes()
         if seats not in known:
             raise ViewError(f"{run.path} has no outcomes of {seats!r} in {OUTCOMES}: it is not finished, or an older version trained it")
-        found.append(known[seats])
-    one, other = found
-    common = sorted(one.keys() & other.keys())
+        outcomes.append(known[seats])
+    first_scores, second_scores = outcomes
+    common = sorted(first_scores.keys() & second_scores.keys())
     if not common:
         raise ViewError(f"{first.path} and {second.path} were evaluated on no common task")
-    rows = [{"task": task, "first": one[task], "second": other[task], "difference": other[task] - one[task]} for task in common]
+    pairs = [(task, first_scores[task], second_scores[task]) for task in common]
+    rows = [{"task": task, "first": a, "second": b, "difference": b - a} for task, a, b in pairs]
     rows.sort(key=lambda row: (-abs(row["difference"]), row["task"]))
     wins = {"first": sum(r["difference"] < 0 for r in rows), "second": sum(r["difference"] > 0 for r in rows)}
     return {"rows": rows, **wins, "ties": len(rows) - sum(wins.values())}

@@ -82,13 +82,13 @@ class Turns:
 
     def answer(self, body: bytes) -> tuple[int, str]:
         """(status, a sentence) for what was posted: `{"number": 1, "text": "..."}`. The text is judged where every player's is."""
-        said = read_json(body, BOUNDS).value
-        if not isinstance(said, dict) or not isinstance(said.get("text"), str) or type(said.get("number")) is not int:
+        parsed = read_json(body, BOUNDS).value
+        if not isinstance(parsed, dict) or not isinstance(parsed.get("text"), str) or type(parsed.get("number")) is not int:
             return 400, 'an answer is like {"number": 1, "text": "..."}'
         with self._changed:
-            if not self._open or said["number"] != self._number:
+            if not self._open or parsed["number"] != self._number:
                 return 409, "this turn is over"
-            self._open, self._answer = False, said["text"]
+            self._open, self._answer = False, parsed["text"]
             self._changed.notify_all()
         return 200, "heard"
 

@@ -68,12 +68,12 @@ class _Handler(PageHandler):
             return self.send_body(200, (PAGE / name).read_bytes(), KINDS[name])
         query = dict(urllib.parse.parse_qsl(url.query))
         try:
-            found = answer(self.server.service, url.path, query)
+            response = answer(self.server.service, url.path, query)
         except ViewError as error:
             return self.reply(400, self.error(str(error)))
         except (KeyError, IndexError, ValueError):
             return self.reply(404, self.error(f"there is no {url.path} {query}"))
-        self.reply(200, found)
+        self.reply(200, response)
 
 
 class PageServer(LocalServer):

@@ -92,8 +92,8 @@ def _facts(run: StoredRun, config: Record, train: Sequence[Record]) -> list[list
         ("{} of CPU", "cpu_s", duration),
         ("{} sampled tokens", "sampled_tokens", lambda x: number(int(x))),
     ]
-    said = [text.format(form(last[key])) for text, key, form in length if is_number(last.get(key))]
-    return [*facts, *([["Training", " · ".join(said)]] if said else []), ["Directory", str(run.path)]]
+    figures = [text.format(form(last[key])) for text, key, form in length if is_number(last.get(key))]
+    return [*facts, *([["Training", " · ".join(figures)]] if figures else []), ["Directory", str(run.path)]]
 
 
 def _part(parts: Mapping[str, Record], evaluated: Sequence[Record], name: str) -> Record:

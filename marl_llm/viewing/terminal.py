@@ -14,8 +14,8 @@ def list_text(run: StoredRun, text: str = "") -> str:
     """One line per play; only those in whose texts `text` occurs."""
     rows, head = run.rows(), f"{'play':<24} {'when':<7} {'step':>5} {'status':<9} {'score':>6} {'turns':>5}  paid"
     if text:
-        found = set(run.search(text))
-        rows = [row for row in rows if row["id"] in found]
+        matches = set(run.search(text))
+        rows = [row for row in rows if row["id"] in matches]
     lines = [f"{run.path}: {len(rows)} plays", head]
     for row in rows:
         paid = ", ".join(f"{role} {value:+.2f}" for role, value in row["paid"].items())
@@ -37,10 +37,10 @@ def play_text(run: StoredRun, name: str, color: bool = False) -> str:
         tools.setdefault(use["after"], []).append(use)
     lines += [line for use in tools.get(0, ()) for line in _tool(use)]
     for number, step in enumerate(play["steps"]):
-        said = run.call(name, number)
+        call = run.call(name, number)
         paint = f"\033[{_COLORS[roles.index(step['role']) % len(_COLORS)]}m" if color else ""
-        lines += ["", f"{paint}[{number}] turn {step['turn']} {step['role']} read{_PLAIN * color}", _indented(said["prompt"])]
-        for response, text in zip(step["responses"], said["texts"]):
+        lines += ["", f"{paint}[{number}] turn {step['turn']} {step['role']} read{_PLAIN * color}", _indented(call["prompt"])]
+        for response, text in zip(step["responses"], call["texts"]):
             parts = " ".join(f"{part}={value:+.2f}" for part, value in response["components"].items())
             marks = "" if response["well_formed"] else ", malformed"
             chosen = "said" if response["chosen"] else "could have said"
