@@ -30,7 +30,7 @@ FAULTS = {
         "a byte-order mark in front of an empty line is a row": ("line.removeprefix(codecs.BOM_UTF8).strip()", "line.strip()"),
     },
     ("marl_llm/games/search/data.py", DATA): {
-        "an article is an accepted answer": ("if normalise_answer(one))", "if one)"),
+        "an article is an accepted answer": ("if normalise_answer(text))", "if text)"),
     },
     ("marl_llm/viewing/runs.py", RUNS): {
         "a search does not normalise": ('unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())', "text.lower()"),

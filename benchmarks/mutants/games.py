@@ -11,7 +11,7 @@ FAULTS = {
         "the rank is not paid by degrees": ("return 1.0 / ranks[0] if ranks", "return 1.0 if ranks"),
         "the module that a question tells is paid": ("word.replace(f\"{path.fields['module']}.\", \"\")", "word"),
         "words of the description are paid": ('if " " in word or word == name else 0.0', "if word else 0.0"),
-        "only the nearest word counts": ("[max(one), statistics.fmean(one)]", "[max(one), max(one)]"),
+        "only the nearest word counts": ("[max(scores), statistics.fmean(scores)]", "[max(scores), max(scores)]"),
         "names are not paid by their parts": ('r"[A-Za-z0-9]+"', 'r"[A-Za-z0-9._]+"'),
         "the answerer is paid for the search": ('("searcher",), name="found"', '("searcher", "answerer"), name="found"'),
     },
@@ -56,7 +56,7 @@ FAULTS = {
         "the splits share pairs": ("jax.random.randint(key, (), low, high)", "jax.random.randint(key, (), 0, high)"),
     },
     (G + "hints/game.py", T + "test_hints_game.py"): {
-        "hints: players see their own cards": ("mine, others = card_ids(state.hands[me], state.known[me])", "mine, others = card_ids(state.hands[me], ~state.known[me])"),
+        "hints: players see their own cards": ("own_cards, partner_cards = card_ids(state.hands[me], state.known[me])", "own_cards, partner_cards = card_ids(state.hands[me], ~state.known[me])"),
         "hints: a hint is free": ("jnp.minimum(state.hints - hint + drops", "jnp.minimum(state.hints + drops"),
         "hints: any card lies on any pile": ("fits = plays & (state.piles[pile] == card % numbers)", "fits = plays"),
         "hints: a new card keeps the marks of the old one": ("state.known[me, place] & ~leaves", "state.known[me, place]"),
@@ -90,7 +90,7 @@ FAULTS = {
     (G + "maths/debate.py", T + "test_maths_debate.py"): {
         "a question is an answer": ("self._strict and is_number(target) and not is_number(answer)", "False"),
         "what is printed last counts": ("len(lines) != 1 or", "False or"),
-        "unreadable answers are equal": ("return success(False, found.seconds, found.attempts)\n", "return success(True, found.seconds, found.attempts)\n"),
+        "unreadable answers are equal": ("return success(False, result.seconds, result.attempts)\n", "return success(True, result.seconds, result.attempts)\n"),
         "team pay is one's own answer": ('if finished and form != "safe" else', "if False else"),
     },
     (G + "maths/data.py", T + "test_maths_data.py"): {

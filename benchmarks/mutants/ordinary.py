@@ -99,7 +99,7 @@ FAULTS = {
         "all samples are counted": ("float(np.sum(tokens.size[np.asarray(chosen)]))", "float(np.sum(tokens.size))"),
     },
     (G + "search/m_ask.py", T + "games/test_search_workflows.py"): {
-        "an end's format is punished": ('one.role == "search" and bool(one.writes["ended"])', "False"),
+        "an end's format is punished": ('role_call.role == "search" and bool(role_call.writes["ended"])', "False"),
     },
     (G + "pipeline/rubric.py", T + "games/test_pipeline_rubric.py"): {
         "repetition is free": ("max(NOTHING, score - repeated)", "max(NOTHING, score)"),

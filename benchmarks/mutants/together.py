@@ -137,8 +137,8 @@ FAULTS = {
     },
     (G + "writing/reward.py", WRITING): {
         "one grounded text is enough for both": ("grounding = min(grounding_of", "grounding = max(grounding_of"),
-        "the first text alone must not be copied": ("any(copies(one, post_words, constants.copied) for one in words)", "copies(words[0], post_words, constants.copied)"),
-        "the second text alone must not be copied": ("any(copies(one, post_words, constants.copied) for one in words)", "copies(words[1], post_words, constants.copied)"),
+        "the first text alone must not be copied": ("any(copies(part, post_words, constants.copied) for part in words)", "copies(words[0], post_words, constants.copied)"),
+        "the second text alone must not be copied": ("any(copies(part, post_words, constants.copied) for part in words)", "copies(words[1], post_words, constants.copied)"),
         "one text of its own length is enough": ("if any(not low <= len(text.split", "if all(not low <= len(text.split"),
         "transitions of the second text alone": ('texts = (1,) if constants.where == "second" else (0, 1)', "texts = (1,)"),
         "transitions of both texts always": ('texts = (1,) if constants.where == "second" else (0, 1)', "texts = (0, 1)"),
@@ -157,8 +157,8 @@ FAULTS = {
         "one letter pays for two": ('"letter": LETTER * jnp.sum(', '"letter": 2 * LETTER * jnp.any('),
     },
     (G + "external/reasoning_gym.py", EXTERNAL + "the_last_number_of_a_sentence_is_the_answer"): {
-        "the first number is the answer": ('return found[-1].replace(",", "")', 'return found[0].replace(",", "")'),
-        "a number keeps its commas": ('return found[-1].replace(",", "")', "return found[-1]"),
+        "the first number is the answer": ('return numbers[-1].replace(",", "")', 'return numbers[0].replace(",", "")'),
+        "a number keeps its commas": ('return numbers[-1].replace(",", "")', "return numbers[-1]"),
         "a negative number loses its sign": ("(?<![\\w.])-?[0-9]+", "(?<![\\w.])[0-9]+"),
     },
     (G + "external/reasoning_gym.py", PAIR): {
@@ -193,8 +193,8 @@ FAULTS = {
         "printed: a valid test is paid nothing": ('return {"valid": 0.2 * valid, "right": 0.8 * right}', 'return {"valid": 0.0 * valid, "right": 0.8 * right}'),
     },
     (G + "programs.py", T + "games/test_plan_path_text.py"): {
-        "the Tool's claim is everybody's": ("claim = min(claims.get(call.role, initial), found[\"before\"])", "claim = min([initial, *claims.values(), found[\"before\"]])"),
-        "safe pays for what another did": ("claim = min(claims.get(call.role, initial), found[\"before\"])", "claim = claims.get(call.role, initial)"),
+        "the Tool's claim is everybody's": ("claim = min(claims.get(call.role, initial), answer[\"before\"])", "claim = min([initial, *claims.values(), answer[\"before\"]])"),
+        "safe pays for what another did": ("claim = min(claims.get(call.role, initial), answer[\"before\"])", "claim = claims.get(call.role, initial)"),
         "both roles are paid for execution": ('kind = "proposes" if proposes else "executes"', 'kind = "executes"'),
         "what was made pays both": ("(proposed if call.role == \"tool\" else made)[call.turn]", "made[call.turn]"),
     },

@@ -32,23 +32,23 @@ MODULES = (
 @functools.cache
 def descriptions(fewest: int, most: int) -> tuple[tuple[str, str], ...]:
     """(name, description) of everything whose description has so many words, in the order of the modules; each text once."""
-    found: dict[str, str] = {}
-    for name, one in _documented():
-        text = " ".join((inspect.getdoc(one) or "").split())
+    names: dict[str, str] = {}
+    for name, member in _documented():
+        text = " ".join((inspect.getdoc(member) or "").split())
         if fewest <= len(text.split()) <= most:
-            found.setdefault(text, name)
-    return tuple((name, text) for text, name in found.items())
+            names.setdefault(text, name)
+    return tuple((name, text) for text, name in names.items())
 
 
 def _documented() -> Iterator[tuple[str, Any]]:
     """The public functions and classes of the modules, and the methods of the classes."""
     for module in MODULES:
         held = vars(importlib.import_module(module))
-        for name, one in held.items():
-            if name.startswith("_") or not (inspect.isroutine(one) or inspect.isclass(one)):
+        for name, member in held.items():
+            if name.startswith("_") or not (inspect.isroutine(member) or inspect.isclass(member)):
                 continue
-            yield f"{module}.{name}", one
-            for own, method in vars(one).items() if inspect.isclass(one) else ():
+            yield f"{module}.{name}", member
+            for own, method in vars(member).items() if inspect.isclass(member) else ():
                 if not own.startswith("_") and inspect.isroutine(method):
                     yield f"{module}.{name}.{own}", method
 

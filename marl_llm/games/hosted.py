@@ -134,8 +134,8 @@ class HostGame:
             return instance, self._leaves(state), game.done(state), game.valid(instance)
 
         data_key = np.asarray(jax.random.key_data(self._data[split != "train"]))
-        found = self._call("deal", deal, data_key, np.int32(number), np.int32(split_index(split)))
-        return found[0], GameState(found[1]), bool(found[2]), bool(found[3])
+        instance, leaves, done, valid = self._call("deal", deal, data_key, np.int32(number), np.int32(split_index(split)))
+        return instance, GameState(leaves), bool(done), bool(valid)
 
     def tasks(self, split: str, first: int, count: int) -> list[Task]:
         """Tasks `first ... first + count`; they show the instance to people, and hide it from roles."""
@@ -160,12 +160,12 @@ class HostGame:
         prompt = self._call(("observe", role), lambda leaves: self.game.observe(self._state(leaves), role), state.arrays)
         return tuple(prompt.ids[prompt.where].tolist())
 
-    def act(self, said: Mapping[str, Sequence[int]], state: GameState, seen: GameState | None = None) -> dict[str, Any]:
+    def act(self, responses: Mapping[str, Sequence[int]], state: GameState, seen: GameState | None = None) -> dict[str, Any]:
         """The fields after roles acted one after the other, each paid for what they did together: `paid_<role>` holds its rewards.
 
         `seen` is the state that their stage began with, if others of it have acted since.
         """
-        game, roles = self.game, tuple(said)
+        game, roles = self.game, tuple(responses)
 
         def act(seen, leaves, padded):
             before, after = self._state(seen), self._state(leaves)
@@ -173,7 +173,7 @@ class HostGame:
                 after = game.act(after, role, tokens, where)
             return self._leaves(after), game.done(after), [game.rewards(before, after, role) for role in roles]
 
-        padded = [self._padded(role, said[role]) for role in roles]
+        padded = [self._padded(role, responses[role]) for role in roles]
         arrays = state.arrays
         leaves, over, rewards = self._call(("act", roles), act, arrays if seen is None else seen.arrays, arrays, padded)
         return {"state": GameState(leaves), "over": bool(over), **{f"paid_{r}": _plain(x) for r, x in zip(roles, rewards)}}
@@ -309,8 +309,8 @@ def paid(trajectory: Trajectory) -> list[Paid]:
         if isinstance(event, RoleCall):
             waiting.append(event)
         for call in [call for call in waiting if f"paid_{call.role}" in event.writes]:
-            found = event.writes[f"paid_{call.role}"]
-            awards.append(Paid(call, found["team"], found["local"], found["components"]))
+            pay = event.writes[f"paid_{call.role}"]
+            awards.append(Paid(call, pay["team"], pay["local"], pay["components"]))
             waiting.remove(call)
     return awards
 
@@ -362,8 +362,8 @@ def _speaking(host: HostGame, name: str, text: TextBudget | None) -> Role:
 def _together(host: HostGame, stage: tuple[str, ...]) -> Node:
     """What the roles of a stage do, once all have spoken."""
 
-    def act(state: GameState, *said: Sequence[int]) -> dict[str, Any]:
-        return host.act(dict(zip(stage, said)), state)
+    def act(state: GameState, *responses: Sequence[int]) -> dict[str, Any]:
+        return host.act(dict(zip(stage, responses)), state)
 
     reads = ("state", *(f"said_{role}" for role in stage))
     return compute(act, ("state", "over", *(f"paid_{role}" for role in stage)), name="_".join((*stage, "act")), reads=reads)

@@ -325,11 +325,11 @@ def paid_by(form: str, puzzle: PuzzleRules, unread: float | int = FORMAT) -> Rew
         claims: dict[str, float] = {}
         proposed, made = path.per_turn("proposed"), path.per_turn("made")
         for call in path.calls:
-            found = (proposed if call.role == "tool" else made)[call.turn]
-            claim = min(claims.get(call.role, initial), found["before"])
-            claims[call.role] = found.get("left", claims.get(call.role, initial))
-            gain = (claim - claims[call.role]) / initial if found["well_formed"] else 0.0
-            team, parts = _pay(form, found, gain, call.role == "tool", unread)
+            answer = (proposed if call.role == "tool" else made)[call.turn]
+            claim = min(claims.get(call.role, initial), answer["before"])
+            claims[call.role] = answer.get("left", claims.get(call.role, initial))
+            gain = (claim - claims[call.role]) / initial if answer["well_formed"] else 0.0
+            team, parts = _pay(form, answer, gain, call.role == "tool", unread)
             awards += [Award(call, team, "team", team=True), *(Award(call, value, name) for name, value in parts.items())]
         return awards
 
@@ -338,18 +338,18 @@ def paid_by(form: str, puzzle: PuzzleRules, unread: float | int = FORMAT) -> Rew
 
 
 def _pay(
-    form: str, found: Mapping[str, Any], gain: float | int, proposes: bool, unread: float | int = FORMAT
+    form: str, answer: Mapping[str, Any], gain: float | int, proposes: bool, unread: float | int = FORMAT
 ) -> tuple[float, dict[str, float]]:
     """Team reward and local parts of one answer."""
-    read = found["well_formed"]
+    read = answer["well_formed"]
     if form == "outcome":
-        return float(read and found["solved"]), {"format": float(read)}
+        return float(read and answer["solved"]), {"format": float(read)}
     if form == "paper":
         if not read:
             return 0.0, {"format": 0.0, "legal": 0.0, "score": 0.0}
         kind = "proposes" if proposes else "executes"
-        return found["team"], {"format": FORMAT, "legal": LEGAL * found[f"{kind}_legal"], "score": MAIN * found[kind]}
-    illegal = read and not found["legal"]
+        return answer["team"], {"format": FORMAT, "legal": LEGAL * answer[f"{kind}_legal"], "score": MAIN * answer[kind]}
+    illegal = read and not answer["legal"]
     return gain, {"format": -unread * (not read), "legal": -LEGAL * illegal, "progress": MAIN * gain}
 
 
@@ -362,19 +362,19 @@ def _metrics(puzzle: PuzzleRules, names: tuple[str, ...]) -> dict[str, Callable[
         start = path.fields["instance"]
         return puzzle.left(path.fields["state"], start) / (puzzle.left(start, start) or 1.0)
 
-    found: dict[str, Callable[[Trajectory], float]] = {
+    metrics: dict[str, Callable[[Trajectory], float]] = {
         "solved": lambda path: float(path.fields["over"]),
         "turns": lambda path: float(path.turns),
         "left": left,
     }
-    found |= {f"answer_{word}": share("status", word) for word in ("done", "solved", "illegal", "empty", "unread")}
+    metrics |= {f"answer_{word}": share("status", word) for word in ("done", "solved", "illegal", "empty", "unread")}
     if "tool" in names:
-        found |= {f"program_{word}": share("ran", word) for word in PROGRAM_STATES}
-        found |= {f"proposal_{word}": share("tool_status", word) for word in ANSWER_STATES}
-        found["tool_solves_at_once"] = lambda path: float("solved" in [word for _, word in path.written("tool_status")[:1]])
-    return found
+        metrics |= {f"program_{word}": share("ran", word) for word in PROGRAM_STATES}
+        metrics |= {f"proposal_{word}": share("tool_status", word) for word in ANSWER_STATES}
+        metrics["tool_solves_at_once"] = lambda path: float("solved" in [word for _, word in path.written("tool_status")[:1]])
+    return metrics
 
 
 def _share(path: Trajectory, field: str, word: str) -> float:
-    said = [value for _, value in path.written(field)]
-    return said.count(word) / max(1, len(said))
+    values = [value for _, value in path.written(field)]
+    return values.count(word) / max(1, len(values))

@@ -42,11 +42,11 @@ _ENVIRONMENT = re.compile(r"^def ([a-z]\w*)\((?:(?!^def )[\s\S])*?\) -> Environm
 
 def _environments_here() -> dict[str, str]:
     """Name -> module of each function of a game's folder that returns an `Environment`. Sources are read: imports take seconds."""
-    found = {}
+    modules = {}
     for file in sorted(pathlib.Path(__file__).parent.glob("*/*.py")):
         if ") -> Environment:" in (source := file.read_text(encoding="utf-8")):
-            found |= dict.fromkeys(_ENVIRONMENT.findall(source), f"{file.parent.name}.{file.stem}")
-    return found
+            modules |= dict.fromkeys(_ENVIRONMENT.findall(source), f"{file.parent.name}.{file.stem}")
+    return modules
 
 
 ENVIRONMENTS = _environments_here()  # workflows with their tasks, and the modules of this folder that make them
@@ -262,10 +262,10 @@ def _object(module: types.ModuleType, thing: str, name: str) -> Any:
     if not hasattr(module, thing):
         made = [n for n, x in vars(module).items() if not n.startswith("_") and getattr(x, "__module__", None) == module.__name__]
         raise GameError(f"game {name!r}: there is no {thing!r} in it{meant(thing, made) or '.'} {_listed('It defines', made)}")
-    found = getattr(module, thing)
-    if not isinstance(found, Game | Environment) and not _makes_game(found):
-        raise GameError(_no_game(name, found))
-    return found
+    value = getattr(module, thing)
+    if not isinstance(value, Game | Environment) and not _makes_game(value):
+        raise GameError(_no_game(name, value))
+    return value
 
 
 def _makes_game(thing: Any) -> bool:
@@ -273,21 +273,21 @@ def _makes_game(thing: Any) -> bool:
     thing = inspect.unwrap(thing.func if isinstance(thing, functools.partial) else thing)
     if inspect.isclass(thing):
         return issubclass(thing, Environment) or all(callable(getattr(thing, name, None)) for name in _methods())
-    said = getattr(thing, "__annotations__", {}).get("return") if inspect.isfunction(thing) else None
-    if isinstance(said, str):  # names are looked up, and nothing is evaluated
-        names = [name.strip() for name in said.split("|")]
+    annotation = getattr(thing, "__annotations__", {}).get("return") if inspect.isfunction(thing) else None
+    if isinstance(annotation, str):  # names are looked up, and nothing is evaluated
+        names = [name.strip() for name in annotation.split("|")]
         return all(name.rpartition(".")[2] in _KINDS or _makes_game(_named(thing.__globals__, name)) for name in names)
-    kinds = typing.get_args(said) or (said,)
+    kinds = typing.get_args(annotation) or (annotation,)
     return all(inspect.isclass(kind) and (kind is Game or _makes_game(kind)) for kind in kinds)
 
 
 def _named(names: dict[str, Any], dotted: str) -> Any:
     """What `games.Lock` stands for among the names of a module; None if nothing."""
     head, *rest = dotted.split(".")
-    found = names.get(head)
+    value = names.get(head)
     for part in rest:
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value
 
 
 def _no_game(name: str, thing: Any) -> str:

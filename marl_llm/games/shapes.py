@@ -47,7 +47,7 @@ def _check_role(game: Game, role: GameRole, state: Any, key: Any) -> None:
     _expect(f"{call}: where", prompt.where, (length,), "bool")
     tokens, where = (jax.ShapeDtypeStruct((role.response_tokens,), dtype) for dtype in (jnp.int32, bool))
     call = f"act(state, {role.name!r}, tokens, where)"
-    after = _called(call, lambda *given: game.act(given[0], role.name, *given[1:]), state, tokens, where)
+    after = _called(call, lambda state, *response: game.act(state, role.name, *response), state, tokens, where)
     if (difference := _difference(state, after)) is not None:
         raise ValueError(f"{call} gives another kind of state than reset: {difference}")
     call = f"rewards(before, after, {role.name!r})"
@@ -59,11 +59,11 @@ def _check_role(game: Game, role: GameRole, state: Any, key: Any) -> None:
     _expect(f"{call}: well_formed", rewards.well_formed, (), "bool")
     if game.script is not None:
         call = f"script(state, {role.name!r}, key)"
-        said = _called(call, lambda state, key: game.script(state, role.name, key), state, key)
-        if not isinstance(said, tuple) or len(said) != 2:
-            raise ValueError(f"{call} gives a {type(said).__name__}; a pair of tokens and where is expected")
-        _expect(f"{call}: tokens", said[0], (role.response_tokens,), "an integer")
-        _expect(f"{call}: where", said[1], (role.response_tokens,), "bool")
+        response = _called(call, lambda state, key: game.script(state, role.name, key), state, key)
+        if not isinstance(response, tuple) or len(response) != 2:
+            raise ValueError(f"{call} gives a {type(response).__name__}; a pair of tokens and where is expected")
+        _expect(f"{call}: tokens", response[0], (role.response_tokens,), "an integer")
+        _expect(f"{call}: where", response[1], (role.response_tokens,), "bool")
 
 
 def _is_count(value: Any) -> bool:
@@ -81,12 +81,12 @@ def _called(call: str, function: Callable, *shapes: Any) -> Any:
 
 def _expect(what: str, value: Any, shape: tuple[int, ...], kind: str) -> None:
     """Raises `ValueError` unless a shape and its kind of number are these; a Python number or bool counts as a scalar."""
-    found = jax.eval_shape(lambda: jnp.asarray(value)) if isinstance(value, bool | int | float) else value
-    if not hasattr(found, "dtype"):
+    array = jax.eval_shape(lambda: jnp.asarray(value)) if isinstance(value, bool | int | float) else value
+    if not hasattr(array, "dtype"):
         raise ValueError(f"{what} gives a {type(value).__name__}; an array of the shape {list(shape)} is expected")
-    number = KINDS[kind] is jnp.number and found.dtype == jnp.bool_
-    if found.shape != shape or not (jnp.issubdtype(found.dtype, KINDS[kind]) or number):
-        raise ValueError(f"{what} gives {found.dtype} of the shape {list(found.shape)}; {kind} of the shape {list(shape)} is expected")
+    number = KINDS[kind] is jnp.number and array.dtype == jnp.bool_
+    if array.shape != shape or not (jnp.issubdtype(array.dtype, KINDS[kind]) or number):
+        raise ValueError(f"{what} gives {array.dtype} of the shape {list(array.shape)}; {kind} of the shape {list(shape)} is expected")
 
 
 def _difference(before: Any, after: Any) -> str | None:

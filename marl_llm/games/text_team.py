@@ -193,8 +193,8 @@ def text_roles(puzzle: PuzzleRules, prompts: Prompts, options: TextOptions) -> t
     if options.agents == "single":
         text = "Task: {task}\n\nEnvironment:\n{view}{history}" + _literal(prompts.solo_last)
         return (Role("solo", text, show={"history": told}, **answer, **budget),)
-    asked = "{tool_opening}{task}\n\nEnvironment:\n{view}{history}{tool_closing}"
-    tool = Role("tool", asked, code_block("code"), {"code": ""}, show={"history": told}, **budget)
+    tool_prompt = "{tool_opening}{task}\n\nEnvironment:\n{view}{history}{tool_closing}"
+    tool = Role("tool", tool_prompt, code_block("code"), {"code": ""}, show={"history": told}, **budget)
     planner = Role(
         "planner",
         "{planner_opening}{task}\n\nEnvironment:\n{view}\n\nTool Agent's latest code and output:\n* Code:\n{code}\n* Execution output: "

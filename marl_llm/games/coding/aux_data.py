@@ -86,10 +86,10 @@ def read_problem(number: int, row: Mapping[str, Any], split: str, visible: int, 
     preamble = "\n".join(ast.unparse(node) for node in tree.body if node is not function)
     solution = row.get("canonical_solution")
     known = prompt + solution if isinstance(solution, str) else preamble  # some tests call the right solution by its name
-    found = read_check(row["test"], known, where)
-    if found is None:
+    check = read_check(row["test"], known, where)
+    if check is None:
         return None
-    cases, loose = found
+    cases, loose = check
     if not cases:
         raise DataError(f"{where}: its tests hold no case")
     shown = min(visible, len(cases) - 1)
@@ -121,7 +121,7 @@ def read_check(test: str, known: str, where: str) -> tuple[list[tuple[tuple, Any
 def _literals(pairs: Iterable[tuple[Sequence[ast.expr], ast.expr]]) -> list[tuple[tuple, Any]] | None:
     """The cases' values if all are literals; None if some are expressions, which only the sandbox may work out."""
     try:
-        return [(tuple(ast.literal_eval(one) for one in call), ast.literal_eval(wanted)) for call, wanted in pairs]
+        return [(tuple(ast.literal_eval(argument) for argument in call), ast.literal_eval(wanted)) for call, wanted in pairs]
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
 
@@ -165,10 +165,10 @@ class _Rewriter(ast.NodeTransformer):
         """One assertion; one that has no call of the candidate is taken away."""
         if not any(isinstance(part, ast.Name) and part.id == self.candidate for part in ast.walk(node.test)):
             return ast.Pass()
-        found = self._settled(node.test)
-        if found is None:
+        case = self._settled(node.test)
+        if case is None:
             return node
-        call, wanted = found
+        call, wanted = case
         if self.loose and not isinstance(wanted, ast.Constant):
             wanted = ast.Call(ast.Name("list", ast.Load()), [wanted], [])  # the judge then takes a list or a tuple
         self.pairs.append((call.args, wanted))
@@ -183,7 +183,7 @@ class _Rewriter(ast.NodeTransformer):
             self.loose |= inner is not None
             return inner
         good = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == self.candidate and not node.keywords
-        return node if good and not any(isinstance(one, ast.Starred) for one in node.args) else None
+        return node if good and not any(isinstance(argument, ast.Starred) for argument in node.args) else None
 
     def _settled(self, test: ast.expr) -> tuple[ast.Call, ast.expr] | None:
         if (call := self._call(test)) is not None:
@@ -194,12 +194,12 @@ class _Rewriter(ast.NodeTransformer):
             return None
         left, right, sign = test.left, test.comparators[0], test.ops[0]
         if isinstance(sign, ast.Eq | ast.Is):
-            for one, other in ((left, right), (right, left)):
-                if (call := self._call(one)) is not None:
+            for side, other in ((left, right), (right, left)):
+                if (call := self._call(side)) is not None:
                     return call, other
         near = isinstance(left, ast.Call) and re.fullmatch(r"(math\.f)?abs", ast.unparse(left.func)) and len(left.args) == 1
         if isinstance(sign, ast.Lt | ast.LtE) and near and isinstance(left.args[0], ast.BinOp) and isinstance(left.args[0].op, ast.Sub):
-            for one, other in ((left.args[0].left, left.args[0].right), (left.args[0].right, left.args[0].left)):
-                if (call := self._call(one)) is not None:
+            for side, other in ((left.args[0].left, left.args[0].right), (left.args[0].right, left.args[0].left)):
+                if (call := self._call(side)) is not None:
                     return call, other
         return None

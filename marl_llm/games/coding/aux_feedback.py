@@ -89,10 +89,10 @@ def report_feedback(judge: AuxJudge, mode: str) -> Callable[..., Any]:
 
 def _first_failing(entry: str, tests: Sequence[Any], cases: Sequence[Any]) -> str:
     number = next(i for i, case in enumerate(cases) if case.state != "passed")
-    given, wanted = tests[number]
+    arguments, wanted = tests[number]
     case = cases[number]
-    came = f"returned {case.value!r:.{SHOWN}}" if case.state == "wrong" else f"{case.state} {case.error}"[:SHOWN].strip()
-    return f"{entry}({', '.join(f'{one!r:.{SHOWN}}' for one in given)}) should be {wanted!r:.{SHOWN}}, but {came}"
+    outcome = f"returned {case.value!r:.{SHOWN}}" if case.state == "wrong" else f"{case.state} {case.error}"[:SHOWN].strip()
+    return f"{entry}({', '.join(f'{argument!r:.{SHOWN}}' for argument in arguments)}) should be {wanted!r:.{SHOWN}}, but {outcome}"
 
 
 def expert_feedback(ask: Callable[[str, int], ToolResult], on_bad: str = "abort") -> Callable[..., Any]:
@@ -107,20 +107,20 @@ def expert_feedback(ask: Callable[[str, int], ToolResult], on_bad: str = "abort"
     check_word("on_bad_feedback", on_bad, ON_BAD, WorkflowError)
 
     def feedback(problem: str, aux_code: str, main_code: str, entry: str, visible_tests: Sequence[Any]) -> ToolResult:
-        examples = "\n".join(f"{entry}{tuple(given)!r} == {wanted!r}" for given, wanted in visible_tests) or "(none)"
+        examples = "\n".join(f"{entry}{tuple(arguments)!r} == {wanted!r}" for arguments, wanted in visible_tests) or "(none)"
         texts = dict(problem=problem, aux_code=aux_code, main_code=main_code, entry=entry, examples=examples)
         prompt, why = EXPERT_PROMPT.format(**texts), ""
         for number in range(2):
-            said = ask(prompt + (f"\n\nYour last reply could not be used: {why}" if why else ""), number)
-            if not said.ok:
-                return said
+            reply = ask(prompt + (f"\n\nYour last reply could not be used: {why}" if why else ""), number)
+            if not reply.ok:
+                return reply
             try:
-                return success(read_advice(said.value), said.seconds, number + 1)
+                return success(read_advice(reply.value), reply.seconds, number + 1)
             except FormatError as error:
                 why = str(error)
         if on_bad == "plain":
-            return success({"note_aux": "", "note_main": ""}, said.seconds, 2)
-        return failed(FailureKind.BAD_REPLY, f"the expert's reply cannot be used: {why}", said.seconds, 2)
+            return success({"note_aux": "", "note_main": ""}, reply.seconds, 2)
+        return failed(FailureKind.BAD_REPLY, f"the expert's reply cannot be used: {why}", reply.seconds, 2)
 
     return feedback
 
@@ -128,13 +128,13 @@ def expert_feedback(ask: Callable[[str, int], ToolResult], on_bad: str = "abort"
 def read_advice(text: str) -> dict[str, str]:
     """`NOTES` from an expert's reply, with or without a fence around it. Raises `FormatError`."""
     body = text.strip().removeprefix("```json").removeprefix("```").removesuffix("```").strip()
-    said = read_json(body)
-    if not said.ok or not isinstance(said.value, dict):
-        raise FormatError(f"not a JSON object ({said.problem or type(said.value).__name__})")
+    reply = read_json(body)
+    if not reply.ok or not isinstance(reply.value, dict):
+        raise FormatError(f"not a JSON object ({reply.problem or type(reply.value).__name__})")
     for name in ("aux", "main"):
-        if not isinstance(said.value.get(name), str):
+        if not isinstance(reply.value.get(name), str):
             raise FormatError(f"the entry {name!r} is missing or no text")
-    return {"note_aux": said.value["aux"].strip(), "note_main": said.value["main"].strip()}
+    return {"note_aux": reply.value["aux"].strip(), "note_main": reply.value["main"].strip()}
 
 
 def asking(client: Any, max_tokens: int = 512) -> Callable[[str, int], ToolResult]:

@@ -68,27 +68,27 @@ class _Reader:
         """A node and what is in it, without the branch of a conditional expression that is never taken."""
         waiting = [node]
         while waiting:
-            one = waiting.pop()
+            part = waiting.pop()
             self._left -= 1
             if self._left < 0:
                 raise TooComplex(f"more than {VISITS} parts to follow")
-            yield one
-            if isinstance(one, ast.IfExp) and constant(one.test) is not None:
-                waiting.append(one.body if constant(one.test) else one.orelse)
-            elif isinstance(one, ast.BoolOp) and constant(one.values[0]) is not None:
-                ends = constant(one.values[0]) == isinstance(one.op, ast.Or)
-                waiting += one.values[:1] if ends else one.values[1:]
+            yield part
+            if isinstance(part, ast.IfExp) and constant(part.test) is not None:
+                waiting.append(part.body if constant(part.test) else part.orelse)
+            elif isinstance(part, ast.BoolOp) and constant(part.values[0]) is not None:
+                ends = constant(part.values[0]) == isinstance(part.op, ast.Or)
+                waiting += part.values[:1] if ends else part.values[1:]
             else:
-                waiting += ast.iter_child_nodes(one)
+                waiting += ast.iter_child_nodes(part)
 
     def holds(self, node: ast.AST | None, names: frozenset[str]) -> bool:
         """Whether an expression may hold the value: the name is called or handed on in it, or a name that holds the value is."""
-        found = False
-        for one in self._live(node) if node is not None else ():
-            if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load):
-                self.called |= one.id == self.name  # called, or handed on as in map(aux, xs)
-                found |= one.id in names or one.id == self.name
-        return found
+        held = False
+        for part in self._live(node) if node is not None else ():
+            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load):
+                self.called |= part.id == self.name  # called, or handed on as in map(aux, xs)
+                held |= part.id in names or part.id == self.name
+        return held
 
     def block(self, body: list[ast.stmt], state: _State, control: bool) -> _State:
         """What a list of statements makes of a state; `control`: whether the value decides that it is run."""
@@ -98,94 +98,94 @@ class _Reader:
             state = self.statement(statement, state, control)
         return state
 
-    def statement(self, one: ast.stmt, state: _State, control: bool) -> _State:
+    def statement(self, node: ast.stmt, state: _State, control: bool) -> _State:
         """What one statement makes of a state."""
         names = state.names
-        if isinstance(one, ast.Return | ast.Raise):
-            held = self.holds(one.value if isinstance(one, ast.Return) else one.exc, names)
+        if isinstance(node, ast.Return | ast.Raise):
+            held = self.holds(node.value if isinstance(node, ast.Return) else node.exc, names)
             self.returned |= held or control
             return _State(names, False)
-        if isinstance(one, ast.Break | ast.Continue):
+        if isinstance(node, ast.Break | ast.Continue):
             if self._breaks:
                 self._breaks[-1].append(names)
             return _State(names, False)
-        if isinstance(one, ast.If):
-            return self._branches(one, state, control)
-        if isinstance(one, ast.For | ast.AsyncFor | ast.While):
-            return self._loop(one, state, control)
-        if isinstance(one, ast.Try) or type(one).__name__ == "TryStar":
-            return self._try(one, state, control)
-        if isinstance(one, ast.With | ast.AsyncWith):
-            for item in one.items:
+        if isinstance(node, ast.If):
+            return self._branches(node, state, control)
+        if isinstance(node, ast.For | ast.AsyncFor | ast.While):
+            return self._loop(node, state, control)
+        if isinstance(node, ast.Try) or type(node).__name__ == "TryStar":
+            return self._try(node, state, control)
+        if isinstance(node, ast.With | ast.AsyncWith):
+            for item in node.items:
                 names = self._assign([item.optional_vars] if item.optional_vars else [], self.holds(item.context_expr, names), names)
-            return self.block(one.body, _State(names), control)
-        if isinstance(one, ast.Match):
-            held = self.holds(one.subject, names)
-            ends = [self.block(case.body, _State(names | _bound(case.pattern) if held else names), control or held) for case in one.cases]
+            return self.block(node.body, _State(names), control)
+        if isinstance(node, ast.Match):
+            held = self.holds(node.subject, names)
+            ends = [self.block(case.body, _State(names | _bound(case.pattern) if held else names), control or held) for case in node.cases]
             return _joined([*ends, state])
-        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            held = self.holds(one, names)  # a function within holds the value if it calls for it
-            return _State(names | {one.name} if held else names - {one.name})
-        return _State(self._simple(one, names, control))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            held = self.holds(node, names)  # a function within holds the value if it calls for it
+            return _State(names | {node.name} if held else names - {node.name})
+        return _State(self._simple(node, names, control))
 
-    def _simple(self, one: ast.stmt, names: frozenset[str], control: bool) -> frozenset[str]:
-        if isinstance(one, ast.Assign):
-            return self._assign(one.targets, self.holds(one.value, names) or control, names)
-        if isinstance(one, ast.AnnAssign) and one.value is not None:
-            return self._assign([one.target], self.holds(one.value, names) or control, names)
-        if isinstance(one, ast.AugAssign):
-            held = self.holds(one.value, names) or control
-            return names | _roots(one.target) if held else names
-        for part in self._live(one):
+    def _simple(self, node: ast.stmt, names: frozenset[str], control: bool) -> frozenset[str]:
+        if isinstance(node, ast.Assign):
+            return self._assign(node.targets, self.holds(node.value, names) or control, names)
+        if isinstance(node, ast.AnnAssign) and node.value is not None:
+            return self._assign([node.target], self.holds(node.value, names) or control, names)
+        if isinstance(node, ast.AugAssign):
+            held = self.holds(node.value, names) or control
+            return names | _roots(node.target) if held else names
+        for part in self._live(node):
             if isinstance(part, ast.Yield | ast.YieldFrom) and self.holds(part.value, names):
                 self.returned = True
-        if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call) and isinstance(one.value.func, ast.Attribute):
-            given = [*one.value.args, *(word.value for word in one.value.keywords)]
-            if control or any([self.holds(part, names) for part in given]):
-                return names | _roots(one.value.func.value)  # found.append(aux(x))
-        self.holds(one, names)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
+            arguments = [*node.value.args, *(word.value for word in node.value.keywords)]
+            if control or any([self.holds(part, names) for part in arguments]):
+                return names | _roots(node.value.func.value)  # found.append(aux(x))
+        self.holds(node, names)
         return names
 
     def _assign(self, targets: list[ast.expr], held: bool, names: frozenset[str]) -> frozenset[str]:
         for target in targets:
-            whole = {part.id for part in ast.walk(target) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
-            names = names | _roots(target) if held else names - whole
+            assigned = {part.id for part in ast.walk(target) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+            names = names | _roots(target) if held else names - assigned
         return names
 
-    def _branches(self, one: ast.If, state: _State, control: bool) -> _State:
-        held, known = self.holds(one.test, state.names), constant(one.test)
+    def _branches(self, node: ast.If, state: _State, control: bool) -> _State:
+        held, known = self.holds(node.test, state.names), constant(node.test)
         if known is not None:
-            return self.block(one.body if known else one.orelse, state, control)
-        ends = [self.block(part, state, control or held) for part in (one.body, one.orelse)]
+            return self.block(node.body if known else node.orelse, state, control)
+        ends = [self.block(part, state, control or held) for part in (node.body, node.orelse)]
         if held and any(not end.open for end in ends) and any(end.open for end in ends):
             self.returned = True  # a guard: whether it returns here depends on the value
         return _joined(ends)
 
-    def _loop(self, one: ast.For | ast.AsyncFor | ast.While, state: _State, control: bool) -> _State:
-        over = one.test if isinstance(one, ast.While) else one.iter
-        endless = isinstance(one, ast.While) and constant(one.test) is True
-        if isinstance(one, ast.While) and constant(one.test) is False:
-            return self.block(one.orelse, state, control)
+    def _loop(self, node: ast.For | ast.AsyncFor | ast.While, state: _State, control: bool) -> _State:
+        over = node.test if isinstance(node, ast.While) else node.iter
+        endless = isinstance(node, ast.While) and constant(node.test) is True
+        if isinstance(node, ast.While) and constant(node.test) is False:
+            return self.block(node.orelse, state, control)
         names = state.names
         for _ in range(2):  # once more with what the first round made
             held = self.holds(over, names)
-            inside = self._assign([one.target], held, names) if not isinstance(one, ast.While) else names
+            inside = self._assign([node.target], held, names) if not isinstance(node, ast.While) else names
             self._breaks.append([])
-            end = self.block(one.body, _State(inside), control or held)
+            end = self.block(node.body, _State(inside), control or held)
             left = self._breaks.pop()
             names = names.union(end.names, *left)
         after = _State(names, not endless or bool(left))
-        return self.block(one.orelse, after, control) if one.orelse else after
+        return self.block(node.orelse, after, control) if node.orelse else after
 
-    def _try(self, one: ast.Try, state: _State, control: bool) -> _State:
-        end = self.block(one.body, state, control)
-        ends = [self.block(one.orelse, end, control) if end.open else end]
+    def _try(self, node: ast.Try, state: _State, control: bool) -> _State:
+        end = self.block(node.body, state, control)
+        ends = [self.block(node.orelse, end, control) if end.open else end]
         broken = _State(state.names | end.names)
-        ends += [self.block(handler.body, broken, control) for handler in one.handlers]
+        ends += [self.block(handler.body, broken, control) for handler in node.handlers]
         after = _joined(ends)
-        if not one.finalbody:
+        if not node.finalbody:
             return after
-        last = self.block(one.finalbody, _State(after.names), control)
+        last = self.block(node.finalbody, _State(after.names), control)
         return _State(last.names, after.open and last.open)
 
 

@@ -93,5 +93,5 @@ def _share(cases: Sequence[Any]) -> float:
 
 
 def _written(levels: Levels, passed: bool = False, matters: bool = False, scheme: str = "") -> dict[str, Any]:
-    found = {f"level_{name}": float(getattr(levels, name)) for name in LEVELS}
-    return found | {"passed": passed, "aux_matters": bool(matters), "scheme": scheme}
+    fields = {f"level_{name}": float(getattr(levels, name)) for name in LEVELS}
+    return fields | {"passed": passed, "aux_matters": bool(matters), "scheme": scheme}

@@ -52,15 +52,15 @@ def judged_levels(parts: Parts, pass_rate: float | int, aux_matters: bool = True
 
     `aux_matters`: whether it fails a case once `aux` raises; without it there is no bonus for cooperation (an option of this library).
     """
-    found = static_levels(parts)
-    if found.reached < 2:
-        return found
+    levels = static_levels(parts)
+    if levels.reached < 2:
+        return levels
     if pass_rate <= 0:
-        return dataclasses.replace(found, reached=3)
+        return dataclasses.replace(levels, reached=3)
     bonus = 0.0
     if parts.calls and parts.aux and aux_matters:
         bonus = CALLS + (NO_WRAPPER if parts.uses and not parts.wrapper else 0.0) + (0.0 if parts.uses else THROWN_AWAY)
-    return dataclasses.replace(found, tests=TESTS * pass_rate, cooperation=bonus, reached=4)
+    return dataclasses.replace(levels, tests=TESTS * pass_rate, cooperation=bonus, reached=4)
 
 
 def single_levels(main: bool, parses: bool, pass_rate: float | int) -> Levels:

@@ -57,8 +57,8 @@ def parsed(code: str) -> tuple[ast.Module | None, str]:
 
 def defined(tree: ast.Module, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     """The last function of this name on the module's own level: the one that Python would call."""
-    found = [node for node in tree.body if isinstance(node, _DEFS) and node.name == name]
-    return found[-1] if found else None
+    definitions = [node for node in tree.body if isinstance(node, _DEFS) and node.name == name]
+    return definitions[-1] if definitions else None
 
 
 def returns_value(function: ast.AST) -> bool:
@@ -103,26 +103,26 @@ def read_parts(helper: str, main: str, entry: str, wrapper: str = "flow") -> Par
     aux = defined(helper_tree, AUX) if helper_tree else None
     function = defined(main_tree, entry) if main_tree else None
     error = f"aux, {helper_error}" if helper_error else f"{entry}, {main_error}" if main_error else ""
-    found = Parts(
+    parts = Parts(
         aux=isinstance(aux, _DEFS) and returns_value(aux),
         main=isinstance(function, ast.FunctionDef) and returns_value(function),
         parses=helper_tree is not None and main_tree is not None,
         error=error,
     )
-    if not found.main:
-        return found
+    if not parts.main:
+        return parts
     try:
         flow = flow_of(function, AUX)
     except TooComplex as reason:
-        return dataclasses.replace(found, parses=False, error=f"{entry}, {reason}")
+        return dataclasses.replace(parts, parses=False, error=f"{entry}, {reason}")
     thin = is_short(function) if wrapper == "lines" else is_wrapper(function)
-    return dataclasses.replace(found, redefined=binds(main_tree, AUX), calls=flow.called, uses=flow.returned, wrapper=flow.called and thin)
+    return dataclasses.replace(parts, redefined=binds(main_tree, AUX), calls=flow.called, uses=flow.returned, wrapper=flow.called and thin)
 
 
 def parameters_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, ...]:
     """Names of a function's parameters, in order."""
     a = function.args
-    stars = [one for one in (a.vararg, a.kwarg) if one is not None]
+    stars = [star for star in (a.vararg, a.kwarg) if star is not None]
     return tuple(arg.arg for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs, *stars))
 
 
@@ -143,9 +143,9 @@ def is_wrapper(function: ast.FunctionDef) -> bool:
     if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == AUX):
         return False
     own = set(parameters_of(function))
-    given = [*value.args, *(word.value for word in value.keywords)]
-    given = [one.value if isinstance(one, ast.Starred) else one for one in given]
-    return all(isinstance(one, ast.Name) and one.id in own for one in given)
+    arguments = [*value.args, *(word.value for word in value.keywords)]
+    arguments = [argument.value if isinstance(argument, ast.Starred) else argument for argument in arguments]
+    return all(isinstance(argument, ast.Name) and argument.id in own for argument in arguments)
 
 
 def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
@@ -155,32 +155,32 @@ def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
 
 def _result(body: list[ast.stmt], names: dict[str, ast.expr]) -> ast.expr | None:
     """What straight-line code returns, as an expression of its parameters; None where it is more than that."""
-    for one in body:
-        if isinstance(one, ast.Pass) or isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant):
+    for statement in body:
+        if isinstance(statement, ast.Pass) or isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
             continue
-        if isinstance(one, ast.Return):
-            return None if one.value is None else _plain(one.value, names)
-        if isinstance(one, ast.If) and constant(one.test) is not None:
-            taken = one.body if constant(one.test) else one.orelse
-            found = _result(taken, names)
-            if found is not None or any(isinstance(part, ast.Return) for part in taken):
-                return found
+        if isinstance(statement, ast.Return):
+            return None if statement.value is None else _plain(statement.value, names)
+        if isinstance(statement, ast.If) and constant(statement.test) is not None:
+            taken = statement.body if constant(statement.test) else statement.orelse
+            result = _result(taken, names)
+            if result is not None or any(isinstance(part, ast.Return) for part in taken):
+                return result
             continue
-        if isinstance(one, ast.Try) and not one.finalbody and all(_raises_again(handler) for handler in one.handlers):
-            return _result([*one.body, *one.orelse], names)
+        if isinstance(statement, ast.Try) and not statement.finalbody and all(_raises_again(handler) for handler in statement.handlers):
+            return _result([*statement.body, *statement.orelse], names)
         target, value = None, None
-        if isinstance(one, ast.Assign) and len(one.targets) == 1:
-            target, value = one.targets[0], one.value
-        elif isinstance(one, ast.AnnAssign) and one.value is not None:
-            target, value = one.target, one.value
-        elif isinstance(one, ast.AugAssign) and isinstance(one.target, ast.Name):
-            target, value = one.target, ast.BinOp(ast.Name(one.target.id, ast.Load()), one.op, one.value)
+        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+            target, value = statement.targets[0], statement.value
+        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+            target, value = statement.target, statement.value
+        elif isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+            target, value = statement.target, ast.BinOp(ast.Name(statement.target.id, ast.Load()), statement.op, statement.value)
         if not isinstance(target, ast.Name):
             return None
-        found = _plain(value, names)
-        if found is None:
+        expression = _plain(value, names)
+        if expression is None:
             return None
-        names[target.id] = found
+        names[target.id] = expression
     return None
 
 
@@ -217,14 +217,14 @@ def _plain(value: ast.expr, names: dict[str, ast.expr]) -> ast.expr | None:
 
 def _plain_call(value: ast.Call, names: dict[str, ast.expr]) -> ast.expr | None:
     function = _plain(value.func, names)
-    given = [_plain(one.value if isinstance(one, ast.Starred) else one, names) for one in value.args]
+    arguments = [_plain(part.value if isinstance(part, ast.Starred) else part, names) for part in value.args]
     words = [(word.arg, _plain(word.value, names)) for word in value.keywords]
-    if function is None or any(one is None for one in (*given, *(one for _, one in words))):
+    if function is None or any(part is None for part in (*arguments, *(part for _, part in words))):
         return None
     if isinstance(function, ast.Lambda) and not words:
-        inside = dict(zip((arg.arg for arg in function.args.args), given))
+        inside = dict(zip((arg.arg for arg in function.args.args), arguments))
         return _plain(function.body, names | inside)
-    return _sized(ast.Call(function, given, [ast.keyword(name, one) for name, one in words]))
+    return _sized(ast.Call(function, arguments, [ast.keyword(name, part) for name, part in words]))
 
 
 def _is(node: ast.expr | None, number: int) -> bool:

@@ -226,13 +226,13 @@ def aux_metrics(team: bool, effect: bool = False) -> dict[str, Callable[[Traject
     def scheme(name):
         return lambda path: float(path.fields["passed"] and path.fields["scheme"] == name)
 
-    found: dict[str, Callable[[Trajectory], float]] = {"passed": lambda path: float(path.fields["passed"])}
+    metrics: dict[str, Callable[[Trajectory], float]] = {"passed": lambda path: float(path.fields["passed"])}
     names = LEVELS if team else LEVELS[:3]
-    found |= {name: level(name) for name in names}
+    metrics |= {name: level(name) for name in names}
     if team:
-        found["return"] = lambda path: sum(path.fields[f"level_{name}"] for name in LEVELS) / MOST
-        found["first_return"] = lambda path: sum(path.written(f"level_{name}")[0][1] for name in LEVELS) / MOST  # of the first turn
-        found |= {f"scheme_{name}": scheme(name) for name in SCHEMES}
+        metrics["return"] = lambda path: sum(path.fields[f"level_{name}"] for name in LEVELS) / MOST
+        metrics["first_return"] = lambda path: sum(path.written(f"level_{name}")[0][1] for name in LEVELS) / MOST  # of the first turn
+        metrics |= {f"scheme_{name}": scheme(name) for name in SCHEMES}
     if effect:
-        found["aux_matters"] = lambda path: float(path.fields["passed"] and path.fields["aux_matters"])
-    return found | EFFICIENCY
+        metrics["aux_matters"] = lambda path: float(path.fields["passed"] and path.fields["aux_matters"])
+    return metrics | EFFICIENCY

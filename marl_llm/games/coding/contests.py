@@ -134,7 +134,7 @@ def _code_contests(row: Mapping[str, Any]) -> Problem:
     if not golden:
         raise RowRefused("no hidden tests", "private_tests and generated_tests are empty, and public ones stand in the statement")
     codes = {name: _in_python3(row.get(name), name) for name in ("solutions", "incorrect_solutions")}
-    shown = tuple(given for given, _ in parts["public_tests"])
+    shown = tuple(test_input for test_input, _ in parts["public_tests"])
     right, wrong = codes["solutions"][:MAX_REFERENCES], codes["incorrect_solutions"][:MAX_MUTANTS]
     return Problem(text, "", _checked(golden), shown, right, wrong)
 
@@ -154,7 +154,7 @@ def _livecodebench(row: Mapping[str, Any]) -> Problem:
             cases = [{**case, "fn_name": name} if isinstance(case, Mapping) else case for case in cases]
         groups.append(_tests(row, {"tests": cases, **more}))
     (function, public), (_, private) = groups
-    shown = tuple("\n".join(map(_json_line, given)) if function else given for given, _ in public)
+    shown = tuple("\n".join(map(_json_line, test_input)) if function else test_input for test_input, _ in public)
     return Problem(text, function, _checked(private), shown, (), (), _starter(row))
 
 
@@ -201,15 +201,15 @@ def _tests(row: Mapping[str, Any], columns: Mapping[str, Any]) -> tuple[str, tup
         raise RowRefused("tests of an unknown form", str(error)[:200]) from error
     if function:
         return function, _checked(tests)
-    return "", _checked(tuple((_lines(given), _lines(wanted)) for given, wanted in tests))
+    return "", _checked(tuple((_lines(test_input), _lines(wanted)) for test_input, wanted in tests))
 
 
 def _pairs(tests: Any, what: str) -> tuple[tuple[str, str], ...]:
     tests = _json(tests or {"input": [], "output": []}, what)
-    given, wanted = (tests.get(name) for name in ("input", "output")) if isinstance(tests, Mapping) else (None, None)
-    if not isinstance(given, list) or not isinstance(wanted, list) or len(given) != len(wanted):
+    inputs, outputs = (tests.get(name) for name in ("input", "output")) if isinstance(tests, Mapping) else (None, None)
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise RowRefused("tests of an unknown form", f"{what} must have equally long lists input and output")
-    return tuple((_lines(str(a)), _lines(str(b))) for a, b in zip(given, wanted))
+    return tuple((_lines(str(a)), _lines(str(b))) for a, b in zip(inputs, outputs))
 
 
 def _lines(text: str) -> str:
@@ -220,11 +220,11 @@ def _checked(tests: tuple[tuple[Any, Any], ...]) -> tuple[tuple[Any, Any], ...]:
     """The tests. Refuses none, one without an expected output, one that is too large."""
     if not tests:
         raise RowRefused("no tests")
-    for number, (given, wanted) in enumerate(tests):
-        if isinstance(wanted, str) and isinstance(given, str):
+    for number, (test_input, wanted) in enumerate(tests):
+        if isinstance(wanted, str) and isinstance(test_input, str):
             if not wanted.strip():
                 raise RowRefused("an empty output", f"test {number}")
-            if max(len(given), len(wanted)) > MAX_TEST:
+            if max(len(test_input), len(wanted)) > MAX_TEST:
                 raise RowRefused("a test that is too large", f"test {number} has over {MAX_TEST} characters")
     return tests
 
@@ -236,7 +236,7 @@ def _hidden_tests(text: str, function: str, tests: tuple[tuple[Any, Any], ...]) 
     def stands(part):
         return f"\n{_stripped(str(part))}\n" in body
 
-    shown = [not function and stands(given) and stands(wanted) for given, wanted in tests]
+    shown = [not function and stands(test_input) and stands(wanted) for test_input, wanted in tests]
     if all(shown):
         raise RowRefused("no hidden tests", "every test stands in the statement")
     return tuple(t for t, known in zip(tests, shown) if not known), tuple(t[0] for t, known in zip(tests, shown) if known)

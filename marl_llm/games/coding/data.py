@@ -58,34 +58,34 @@ def read_tests(row: Mapping[str, Any], where: str) -> tuple[str, tuple[tuple[Any
 
     Raises `DataError`.
     """
-    found = next((row[name] for name in TESTS if row.get(name) not in (None, "", [])), None)
-    if found is None:
+    tests = next((row[name] for name in TESTS if row.get(name) not in (None, "", [])), None)
+    if tests is None:
         raise DataError(f"{where}: no tests; expected them in one of {', '.join(TESTS)}; the row has {', '.join(row)}")
-    found = _parsed(found, where)
+    tests = _parsed(tests, where)
     function, functional = "", False
-    if isinstance(found, Mapping):
-        inputs, outputs = found.get("inputs"), found.get("outputs")
+    if isinstance(tests, Mapping):
+        inputs, outputs = tests.get("inputs"), tests.get("outputs")
         if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
             raise DataError(f"{where}: tests must have equally long lists 'inputs' and 'outputs'")
-        function, pairs = str(found.get("fn_name") or "").strip(), list(zip(inputs, outputs))
+        function, pairs = str(tests.get("fn_name") or "").strip(), list(zip(inputs, outputs))
         functional = bool(function)
-    elif isinstance(found, list) and all(isinstance(one, Mapping) and {"input", "output"} <= set(one) for one in found):
-        pairs = [(one["input"], one["output"]) for one in found]
-        kinds = {str(one.get("testtype") or one.get("type") or "stdin") in CALLED for one in found}
-        names = {str(one["fn_name"]).strip() for one in found if one.get("fn_name")}
+    elif isinstance(tests, list) and all(isinstance(test, Mapping) and {"input", "output"} <= set(test) for test in tests):
+        pairs = [(test["input"], test["output"]) for test in tests]
+        kinds = {str(test.get("testtype") or test.get("type") or "stdin") in CALLED for test in tests}
+        names = {str(test["fn_name"]).strip() for test in tests if test.get("fn_name")}
         if len(kinds) == 2 or len(names) > 1:
             raise DataError(f"{where}: tests of several kinds or functions; all must read standard input, or all call one function")
         functional, function = kinds == {True}, "".join(names)
-    elif isinstance(found, list) and all(isinstance(one, Sequence) and not isinstance(one, str) and len(one) == 2 for one in found):
-        pairs = [(one[0], one[1]) for one in found]
+    elif isinstance(tests, list) and all(isinstance(test, Sequence) and not isinstance(test, str) and len(test) == 2 for test in tests):
+        pairs = [(test[0], test[1]) for test in tests]
     else:
         raise DataError(f"{where}: tests of an unknown form; see the head of marl_llm/games/coding/data.py")
     if not functional:
-        return "", tuple((_text(given), _text(wanted)) for given, wanted in pairs)
+        return "", tuple((_text(test_input), _text(wanted)) for test_input, wanted in pairs)
     starter = str(row.get("starter_code") or "")
     try:
         function = check_name(function or name_in_starter(starter), starter)
-        return function, read_calls(pairs, starter, wrapped=isinstance(found, Mapping))
+        return function, read_calls(pairs, starter, wrapped=isinstance(tests, Mapping))
     except UnreadableCalls as problem:
         raise DataError(f"{where}: {problem}") from problem
 
@@ -113,7 +113,7 @@ def _interface(function: str, row: Mapping[str, Any]) -> str:
 
 def show_tests(tests: Sequence[tuple[Any, Any]]) -> str:
     """Tests as a prompt shows them."""
-    return "\n".join(f"input: {shown(given)}\noutput: {shown(wanted)}" for given, wanted in tests)
+    return "\n".join(f"input: {shown(test_input)}\noutput: {shown(wanted)}" for test_input, wanted in tests)
 
 
 def shown(value: Any) -> str:

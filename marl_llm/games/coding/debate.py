@@ -89,17 +89,17 @@ def read_test(text: str) -> dict[str, Any]:
         if count != 1:
             problem = problem or (f"{mark} is missing" if count == 0 else f"{mark} occurs {count} times; give one test")
     before, _, rest = text.partition(marks[0])
-    given, _, wanted = rest.partition(marks[1])
+    test_input, _, wanted = rest.partition(marks[1])
     if not problem and marks[1] in before:
         problem = "**Test Output:** stands before **Test Input:**"
-    given, wanted = _unfenced(given), _unfenced(wanted)
+    test_input, wanted = _unfenced(test_input), _unfenced(wanted)
     if not problem and not wanted.strip():
         problem = "**Test Output:** is empty"
-    if not problem and max(len(given), len(wanted)) > TEST_CHARACTERS:
+    if not problem and max(len(test_input), len(wanted)) > TEST_CHARACTERS:
         problem = f"the test is too long; {TEST_CHARACTERS} characters are allowed"
     if problem:
         raise FormatError(problem, {"test": {**NO_TEST, "problem": problem}})
-    return {"test": {"input": given, "output": wanted, "problem": ""}}
+    return {"test": {"input": test_input, "output": wanted, "problem": ""}}
 
 
 def _unfenced(part: str) -> str:

@@ -92,15 +92,15 @@ def read_calls(pairs: Sequence[tuple[Any, Any]], starter: str, wrapped: bool) ->
       wrapped: the file is of the form of APPS. If each output is a list of one, the expected value is what it holds, unless the starter
         code says that a list is returned.
     """
-    inputs = [_arguments(given) for given, _ in pairs]
+    inputs = [_arguments(test_input) for test_input, _ in pairs]
     outputs = [wanted for _, wanted in pairs]
-    texts = [place for place, (given, wanted) in enumerate(pairs) if isinstance(given, str) and isinstance(wanted, str)]
+    texts = [place for place, (test_input, wanted) in enumerate(pairs) if isinstance(test_input, str) and isinstance(wanted, str)]
     for place, value in zip(texts, _values([outputs[place] for place in texts])):
         outputs[place] = value
-    if wrapped and all(isinstance(one, list) and len(one) == 1 for one in outputs):
-        if not _RETURNS_LIST.search(starter) or all(isinstance(one[0], list) for one in outputs):
-            outputs = [one[0] for one in outputs]
-    calls = tuple((tuple(map(_with_integer_keys, given)), _with_integer_keys(wanted)) for given, wanted in zip(inputs, outputs))
+    if wrapped and all(isinstance(output, list) and len(output) == 1 for output in outputs):
+        if not _RETURNS_LIST.search(starter) or all(isinstance(output[0], list) for output in outputs):
+            outputs = [output[0] for output in outputs]
+    calls = tuple((tuple(map(_with_integer_keys, arguments)), _with_integer_keys(wanted)) for arguments, wanted in zip(inputs, outputs))
     _check(calls)
     return calls
 
@@ -112,16 +112,16 @@ def _arguments(value: Any) -> tuple[Any, ...]:
     lines = [line for line in value.split("\n") if line.strip()]
     for parts in (lines, [value]):  # one value per line, or one over several lines
         for read in (parse_json, ast.literal_eval):
-            if (found := _all_read(read, parts)) is not None:
-                return tuple(found)
+            if (parsed := _all_read(read, parts)) is not None:
+                return tuple(parsed)
     raise UnreadableCalls(f"the arguments {value!r:.80} are not one JSON value per line")
 
 
 def _values(texts: list[str]) -> list[Any]:
     """The values of the outputs of a row: all of them JSON, or all of them Python, or else plain texts."""
     for read in (parse_json, ast.literal_eval):
-        if (found := _all_read(read, texts)) is not None:
-            return found
+        if (parsed := _all_read(read, texts)) is not None:
+            return parsed
     return texts
 
 
@@ -146,8 +146,8 @@ def _with_integer_keys(value: Any) -> Any:
 def _check(calls: Sequence[tuple[tuple[Any, ...], Any]]) -> None:
     """Raises `UnreadableCalls` for what no program can be given, or can return."""
     size = 0
-    for number, (given, wanted) in enumerate(calls):
-        if not all(map(crosses, given)) or not crosses(wanted):
+    for number, (arguments, wanted) in enumerate(calls):
+        if not all(map(crosses, arguments)) or not crosses(wanted):
             raise UnreadableCalls(f"test {number} has a value that is nested too deeply, or of a type that is not compared")
         text = json.dumps(values.encode(wanted))
         size += len(text)

@@ -63,7 +63,7 @@ def debate_task(split: str, seed: int, number: int, rare: float | int = 0.25) ->
         golden = tuple(((x,), run_plan(plan, x)) for x in inputs)
         readings = [tuple((OTHER[name], n) if i in other else (name, n) for i, (name, n) in enumerate(plan))
                     for size in range(1, len(unclear) + 1) for other in itertools.combinations(unclear, size)]  # fmt: skip
-        if all(any(run_plan(one, *given) != wanted for given, wanted in golden) for one in readings):
+        if all(any(run_plan(reading, *arguments) != wanted for arguments, wanted in golden) for reading in readings):
             break
     words = [AMBIGUOUS[name] if i in unclear else rng.choice(BY_NAME[name].words) for i, (name, _) in enumerate(plan)]
     text = " then ".join(f"{word} {n}" if BY_NAME[name].takes_number else word for word, (name, n) in zip(words, plan))
@@ -143,7 +143,7 @@ class FunctionRuns:
 
         async def judge() -> ToolResult:
             judged = await ajudge_calls(code, "f", [((x,), None) for x in INPUTS], self._timeout_s, sandbox=self._sandbox)
-            return judged.map(lambda found: {x: case.value for x, case in zip(INPUTS, found.cases) if type(case.value) is int})
+            return judged.map(lambda judgement: {x: case.value for x, case in zip(INPUTS, judgement.cases) if type(case.value) is int})
 
         return await self._verdicts.of(code, judge)
 
@@ -153,8 +153,8 @@ class FunctionRuns:
             return success(NOT_RUN, 0.0)
 
         def figures(table: Mapping[int, int]) -> dict[str, float]:
-            ran = [given[0] in table for given, _ in tests]
-            passed = [table.get(given[0]) == wanted for given, wanted in tests]
+            ran = [arguments[0] in table for arguments, _ in tests]
+            passed = [table.get(arguments[0]) == wanted for arguments, wanted in tests]
             smoke, clean = float(all(ran[:SMOKE_TESTS])), float(all(ran))
             return {"golden": sum(passed) / len(tests), "builds": float(bool(table)), "smoke": smoke, "clean": clean}
 
@@ -180,7 +180,7 @@ class FunctionRuns:
         value = {**NO_QUALITY, "test_valid": 1.0}
         if run_plan(references[0], test["input"]) == test["output"]:
             value["test_right"] = 1.0
-            value["test_kills"] = sum(run_plan(one, test["input"]) != test["output"] for one in mutants) / max(1, len(mutants))
+            value["test_kills"] = sum(run_plan(mutant, test["input"]) != test["output"] for mutant in mutants) / max(1, len(mutants))
         return success(value, 0.0)
 
 

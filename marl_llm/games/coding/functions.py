@@ -90,8 +90,8 @@ def templates(split: str) -> tuple[tuple[str, ...], ...]:
     """All templates of a split: two or three different operations of one kind, in any order. Raises `ValueError` for an unknown split."""
     check_split(split, SHARES)
     names = {kind: [op.name for op in OPS if op.kind == kind] for kind in ("number", "list")}
-    every = [one for kind, size in itertools.product(names, (2, 3)) for one in itertools.permutations(names[kind], size)]
-    return tuple(one for one in every if template_split(one) == split)
+    all_templates = [template for kind, size in itertools.product(names, (2, 3)) for template in itertools.permutations(names[kind], size)]
+    return tuple(template for template in all_templates if template_split(template) == split)
 
 
 def program(plan: tuple[tuple[str, int], ...]) -> str:
@@ -129,7 +129,7 @@ def function_task(split: str, seed: int, number: int, ambiguous_share: float = 0
         cases = _cases(rng, BY_NAME[names[0]].kind, plan)
         others = [tuple((OTHER[name], n) if i == j else (name, n) for j, (name, n) in enumerate(plan)) for i in unclear]
         hidden = cases[VISIBLE_CASES:]
-        if all(any(run_plan(other, *given) != wanted for given, wanted in hidden) for other in others):
+        if all(any(run_plan(other, *arguments) != wanted for arguments, wanted in hidden) for other in others):
             break
     words = [AMBIGUOUS[name] if i in unclear else rng.choice(BY_NAME[name].words) for i, name in enumerate(names)]
     parts = [f"{word} {n}" if BY_NAME[name].takes_number else word for word, (name, n) in zip(words, plan)]
@@ -146,12 +146,12 @@ def unclear_places(problem: str) -> tuple[int, ...]:
 
 def _cases(rng: random.Random, kind: str, plan: tuple[tuple[str, int], ...]) -> tuple[tuple[tuple[Any], Any], ...]:
     """Inputs, each once, with what the plan makes of them."""
-    given: list[Any] = []
-    while len(given) < HIDDEN_CASES + VISIBLE_CASES:
+    inputs: list[Any] = []
+    while len(inputs) < HIDDEN_CASES + VISIBLE_CASES:
         value = rng.randint(-9, 9) if kind == "number" else [rng.randint(0, 9) for _ in range(rng.randint(3, 7))]
-        if value not in given:
-            given.append(value)
-    return tuple(((value,), run_plan(plan, value)) for value in given)
+        if value not in inputs:
+            inputs.append(value)
+    return tuple(((value,), run_plan(plan, value)) for value in inputs)
 
 
 HIDDEN = ("function", "tests", "visible_tests", "plan_gold")

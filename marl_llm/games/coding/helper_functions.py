@@ -124,19 +124,19 @@ def main_program(plan: Plan, part: str) -> str:
 def readings(problem: str, plan: Plan) -> list[Plan]:
     """All plans that the problem's words allow, the one that is meant first."""
     places = unclear_places(problem)
-    ways = [((name, n), (OTHER[name], n)) if i in places else ((name, n),) for i, (name, n) in enumerate(plan)]
-    return list(itertools.product(*ways))
+    step_readings = [((name, n), (OTHER[name], n)) if i in places else ((name, n),) for i, (name, n) in enumerate(plan)]
+    return list(itertools.product(*step_readings))
 
 
 def read_as(problem: str, plan: Plan, names: Sequence[str]) -> Plan | None:
     """The reading whose unclear words stand for these operations, in order; None if there is none."""
     places = unclear_places(problem)
-    return next((one for one in readings(problem, plan) if [one[i][0] for i in places] == list(names)), None)
+    return next((reading for reading in readings(problem, plan) if [reading[i][0] for i in places] == list(names)), None)
 
 
 def part_of(problem: str, plan: Plan, aux_code: str) -> str | None:
     """Which part of a plan a helper wrote, in any reading of the problem; None if it is none of them."""
-    written = {helper_program(one, part): part for one in readings(problem, plan) for part in reversed(HELPER_PARTS)}
+    written = {helper_program(reading, part): part for reading in readings(problem, plan) for part in reversed(HELPER_PARTS)}
     return written.get(aux_code)
 
 
@@ -155,12 +155,12 @@ def scripted_expert(truth: float | int = 1.0) -> Callable[..., Any]:
         rng = random.Random(f"expert {problem} {aux_code} {main_code}")
         part = part_of(problem, plan_gold, aux_code)
         note_aux, note_main = ("keep", fits[part]) if part else ("first", "rest")
-        meant = [plan_gold[i][0] for i in unclear_places(problem)]
+        meanings = [plan_gold[i][0] for i in unclear_places(problem)]
         if rng.random() >= truth:
             note_aux = rng.choice([word for word in HELPER_PARTS if word != part])
             note_main = rng.choice([word for word in fits.values() if word != note_main])
-            meant = [OTHER[name] for name in meant]
-        return success(dict(zip(NOTES, (" ".join([note, *meant]) for note in (note_aux, note_main)))), 0.0)
+            meanings = [OTHER[name] for name in meanings]
+        return success(dict(zip(NOTES, (" ".join([note, *meanings]) for note in (note_aux, note_main)))), 0.0)
 
     return feedback
 
@@ -185,8 +185,8 @@ def helper_player(
         own = fields.get("aux_code" if helping else "main_code", "")
         if own and fields.get("round_") and NOTE_WORDS.get(note) in ("none", "pass"):
             return own
-        part, *meant = note.split() or [""]
-        plan = read_as(fields["problem"], plan, meant) or rng.choice(readings(fields["problem"], plan))
+        part, *meanings = note.split() or [""]
+        plan = read_as(fields["problem"], plan, meanings) or rng.choice(readings(fields["problem"], plan))
         if single:
             return main_program(plan, "alone")
         if helping:

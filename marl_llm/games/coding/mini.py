@@ -26,16 +26,16 @@ Plan = tuple[tuple[str, int], ...]
 
 def read_plan(text: str) -> Plan:
     """A plan from its words: two or three operations of one kind, each with its number if it takes one. Raises `FormatError`."""
-    found = []
+    steps = []
     for part in text.split("|"):
         words = part.split()
         op = BY_NAME.get(words[0]) if words else None
         if op is None or len(words) != 1 + op.takes_number or (op.takes_number and words[1] not in NUMBERS):
             raise FormatError(f"not an operation: {part.strip()!r}")
-        found.append((op.name, int(words[1]) if op.takes_number else 1))
-    if not 2 <= len(found) <= 3:
-        raise FormatError(f"{len(found)} operations; two or three are expected")
-    return tuple(found)
+        steps.append((op.name, int(words[1]) if op.takes_number else 1))
+    if not 2 <= len(steps) <= 3:
+        raise FormatError(f"{len(steps)} operations; two or three are expected")
+    return tuple(steps)
 
 
 def _read_plan(text: str) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def mini_verifier(sandbox: Any = None, timeout_s: float | int = 10.0) -> Callabl
         judged = await verdicts.of(
             content_key(code, function, tests), lambda: ajudge_calls(code, function, tests, timeout_s, sandbox=sandbox)
         )
-        return judged.map(lambda found: verdict_of(sum(case.state == "passed" for case in found.cases), tests))
+        return judged.map(lambda judgement: verdict_of(sum(case.state == "passed" for case in judgement.cases), tests))
 
     def verdict_of(passed: int, tests: Sequence[Any]) -> dict[str, Any]:
         return {"pass_rate": passed / len(tests), "report": f"passed {passed} of {len(tests)} wrong"}

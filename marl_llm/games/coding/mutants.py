@@ -24,10 +24,10 @@ def mutants_of(source: str, count: int) -> tuple[str, ...]:
         tree = ast.parse(source)
         places = [place for place, node in enumerate(ast.walk(tree)) if _change(node) is not None]
         step = max(1, len(places) // max(1, count))
-        found = [_mutated(tree, place) for place in places[::step][:count]]
+        mutants = [_mutated(tree, place) for place in places[::step][:count]]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
-    return tuple(dict.fromkeys(code for code in found if code != source))
+    return tuple(dict.fromkeys(code for code in mutants if code != source))
 
 
 def _mutated(tree: ast.Module, place: int) -> str:

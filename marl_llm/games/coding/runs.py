@@ -56,7 +56,7 @@ class Runs:
 
         def summaries(judgement: Judgement) -> tuple[Ran, ...]:
             printed = [""] * len(tests) if function else [_text(program.stdout_bytes) for program in judgement.programs]
-            return tuple(_ran(case, said, function) for case, said in zip(judgement.cases, printed))
+            return tuple(_ran(case, output, function) for case, output in zip(judgement.cases, printed))
 
         return await self._verdicts.of(content_key(code, function, tuple(tests)), judge)
 
@@ -89,7 +89,7 @@ class Runs:
         if case is None or not references:
             return success(NO_QUALITY, 0.0)
         reference = references[0]
-        copied = float(_squeezed(test["input"]) in {_squeezed(one) for one in shown})
+        copied = float(_squeezed(test["input"]) in {_squeezed(text) for text in shown})
         ran = await self.cases(reference, function, (case,))
         if not ran.ok:
             return ran
@@ -138,10 +138,10 @@ def _ran(case: Case, printed: str, function: str) -> Ran:
     if not function:
         return Ran(case.state, printed, case.error)
     try:
-        said = repr(case.value)
+        text = repr(case.value)
     except ValueError:  # Python prints no integer of more than 4,300 digits
-        said = "(a number too long to print)"
-    return Ran(case.state, said[:KEPT_CHARACTERS] if case.state in RAN else "", case.error)
+        text = "(a number too long to print)"
+    return Ran(case.state, text[:KEPT_CHARACTERS] if case.state in RAN else "", case.error)
 
 
 def _text(printed: bytes) -> str:

@@ -66,8 +66,8 @@ def _mentions(nodes: list, held: set[str], apart: frozenset[int] | set[int] = fr
 def _hands_on(node: ast.Call) -> bool:
     """`map(aux, xs)` and its kin."""
     name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
-    given = [*node.args, *(word.value for word in node.keywords)]
-    return name in _HANDED and any(isinstance(one, ast.Name) and one.id == AUX for one in given)
+    arguments = [*node.args, *(word.value for word in node.keywords)]
+    return name in _HANDED and any(isinstance(argument, ast.Name) and argument.id == AUX for argument in arguments)
 
 
 def _conditions(node: ast.AST) -> list[ast.expr]:
@@ -76,14 +76,14 @@ def _conditions(node: ast.AST) -> list[ast.expr]:
 
 def _results(nodes: list[ast.AST]) -> list[ast.AST]:
     """Expressions that become part of the result: returned, yielded, added to a name, put into a container by a method."""
-    found = [node.value for node in nodes if isinstance(node, ast.Return | ast.Yield | ast.AugAssign) and node.value is not None]
+    results = [node.value for node in nodes if isinstance(node, ast.Return | ast.Yield | ast.AugAssign) and node.value is not None]
     methods = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
-    return found + [one for node in methods for one in node.args]
+    return results + [argument for node in methods for argument in node.args]
 
 
 def _recomputes(node: ast.AST, held: set[str]) -> bool:
-    """A condition on the value of `aux` with a way on which the result is computed without it."""
+    """Whether a condition on the value of `aux` has a branch that computes the result without it."""
     if isinstance(node, ast.comprehension | ast.While):
         return False
-    ways = [node.body, node.orelse] if isinstance(node, ast.If) else [[node.body], [node.orelse]]
-    return any(way and not _mentions(way, held) for way in ways)
+    branches = [node.body, node.orelse] if isinstance(node, ast.If) else [[node.body], [node.orelse]]
+    return any(branch and not _mentions(branch, held) for branch in branches)

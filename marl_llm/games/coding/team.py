@@ -132,11 +132,11 @@ def verifier(timeout_s: float | int = 10.0, sandbox: Any = None) -> Callable[...
 def report(shown: Judgement, secret: Judgement, visible_tests: Sequence[Any]) -> str:
     """Visible tests in full, hidden ones as counts; see the module's text."""
     lines = []
-    for number, (case, (given, wanted)) in enumerate(zip(shown.cases, visible_tests), 1):
+    for number, (case, (test_input, wanted)) in enumerate(zip(shown.cases, visible_tests), 1):
         if case.state != "passed":
-            said = case.error or (f"got {_brief(case.value)}" if case.state == "wrong" and case.value is not None else "")
-            said = f"; {said:.300}" if said else ""
-            lines.append(f"example {number}: {case.state}; input {_brief(given)}, expected {_brief(wanted)}{said}")
+            detail = case.error or (f"got {_brief(case.value)}" if case.state == "wrong" and case.value is not None else "")
+            detail = f"; {detail:.300}" if detail else ""
+            lines.append(f"example {number}: {case.state}; input {_brief(test_input)}, expected {_brief(wanted)}{detail}")
     states = collections.Counter(_state(case) for case in secret.cases)
     passed = states.pop("passed", 0)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))

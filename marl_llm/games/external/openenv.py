@@ -89,10 +89,10 @@ def action_parser(template: Any, form: str) -> Parser:
 
     def parse(text: str) -> dict[str, Any]:
         if form == "tags":
-            found = _TAGGED.search(text[-ACTION.size :])
-            if found is None:
+            match = _TAGGED.search(text[-ACTION.size :])
+            if match is None:
                 raise FormatError("no <action>...</action> at the end")
-            text = found[1]
+            text = match[1]
         text = text.strip()
         if not text or len(text) > ACTION.size:
             raise FormatError(f"an action of {len(text)} characters; 1 to {ACTION.size} are allowed")
@@ -208,11 +208,11 @@ class OpenEnv:
     def _heard(self, session: Session, action: str, answer: Answer | Refusal) -> tuple[str, float, bool, Refusal | None]:
         """Adds an action and its answer to the session's position. A refusal counts as what was refused, not by its words."""
         refusal = answer if isinstance(answer, Refusal) else None
-        said = ("", 0.0, False) if refusal else (observed(answer.observation, self.observation), answer.reward, answer.done)
-        content = f"refused: {refusal.code}" if refusal else _json(said)
+        outcome = ("", 0.0, False) if refusal else (observed(answer.observation, self.observation), answer.reward, answer.done)
+        content = f"refused: {refusal.code}" if refusal else _json(outcome)
         seed, split, history = session.position
         session.position = (seed, split, (*history, (action, hashlib.sha256(content.encode()).hexdigest()[:16])))
-        return (*said, refusal)
+        return (*outcome, refusal)
 
     def _replay(self, session: Session, position: tuple[int, str, History]) -> None:
         """Brings a new session to a position. Raises `Fault` where the server answers otherwise than before."""
@@ -286,11 +286,11 @@ def _probe(game: OpenEnv, seeds: Sequence[int], actions: Sequence[dict[str, Any]
         return [tuple(digest for _, digest in session.position[2]) for session in sessions]
 
 
-def _differ(one: tuple[str, ...], other: tuple[str, ...]) -> int | None:
+def _differ(first: tuple[str, ...], second: tuple[str, ...]) -> int | None:
     """Where two plays differ first; None if they do not."""
-    if one == other:
+    if first == second:
         return None
-    return next((at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+    return next((at for at, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second)))
 
 
 # ---- the environment
@@ -302,9 +302,9 @@ def workflow_of(
 ) -> Workflow:  # fmt: skip
     """The environment as a graph: one role, and the server as two tools. A position's fields are `FIELDS`."""
     continues = reads == "conversation" and game.turns > 1
-    told = instructions.replace("{", "{{").replace("}", "}}")
+    escaped = instructions.replace("{", "{{").replace("}", "}}")
     player = Role(
-        "player", f"{told}\n\n{{seen}}{{note}}" if told else "{seen}{note}", parse, {"action": None}, max_prompt=max_prompt,
+        "player", f"{escaped}\n\n{{seen}}{{note}}" if escaped else "{seen}{note}", parse, {"action": None}, max_prompt=max_prompt,
         max_tokens=max_tokens, trim="seen", continues=continues, observation="{seen}{note}" if continues else "",
     )  # fmt: skip
     body = sequence(
@@ -410,14 +410,14 @@ def _try(game: OpenEnv, words: Sequence[str], template: Any, seeds: str, togethe
         except FormatError:  # a fixed word need not be an action of every server
             continue
     try:
-        kind, told = seeds_of(game, actions, together)
+        kind, verdict = seeds_of(game, actions, together)
     except Fault as fault:
         game.sessions.close()
         raise GameError(f"the OpenEnv server cannot be played: {fault}") from fault
     if kind == "broken" and seeds == "refuse":
         game.sessions.close()
-        raise GameError(f"the OpenEnv server does not keep seeds: {told}. config.game.seeds=report plays it all the same")
+        raise GameError(f"the OpenEnv server does not keep seeds: {verdict}. config.game.seeds=report plays it all the same")
     if kind == "kept":
-        log.info("OpenEnv server: %s", told)
+        log.info("OpenEnv server: %s", verdict)
     else:
-        log.warning("OpenEnv server: %s", told)
+        log.warning("OpenEnv server: %s", verdict)

@@ -64,9 +64,9 @@ class Answer:
     done: bool = False
 
 
-def read_answer(said: str | bytes) -> Answer:
+def read_answer(message: str | bytes) -> Answer:
     """The door for a server's message (law 14). Raises `Refusal` for an error, `Fault` for what is no message of the protocol."""
-    read = read_json(said, BOUNDS)
+    read = read_json(message, BOUNDS)
     if not read.ok:
         raise Fault(FailureKind.BAD_REPLY, f"the server's message cannot be read: {read.problem}")
     match read.value:
@@ -148,8 +148,8 @@ class Session:
             self._lost = True
             raise Fault(FailureKind.DEADLINE, f"no answer of the server within {self._timeout_s:g} s") from error
         except (OSError, _socket_error()) as error:
-            self._lost, said = True, _short(error, REASON)
-            raise Fault(FailureKind.UNAVAILABLE, f"the connection is lost: {type(error).__name__}: {said}") from error
+            self._lost, reason = True, _short(error, REASON)
+            raise Fault(FailureKind.UNAVAILABLE, f"the connection is lost: {type(error).__name__}: {reason}") from error
 
 
 def _socket_error() -> type[Exception]:

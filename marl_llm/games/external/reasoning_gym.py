@@ -195,12 +195,12 @@ def read_settings(text: str) -> dict[str, Any]:
         call = ast.parse(f"dict({text})", mode="eval").body
         if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
             raise ValueError("names with values are expected")
-        found = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+        settings = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         raise GameError(f"config.game.settings={text!r}: write it like min_terms=2,max_terms=3 ({error})") from error
-    if own := [name for name in ("seed", "size") if name in found]:
+    if own := [name for name in ("seed", "size") if name in settings]:
         raise GameError(f"config.game.settings: {own[0]!r} is set by config.game.{'problems_seed' if own[0] == 'seed' else 'pool'}")
-    return found
+    return settings
 
 
 def problems_of(generator: ReasoningGym, characters: int) -> Tasks:
@@ -230,10 +230,10 @@ def last_number(text: str) -> str:
     >>> last_number("12 and 30 make 1,042.")
     '1042'
     """
-    found = _NUMBER.findall(text)
-    if not found:
+    numbers = _NUMBER.findall(text)
+    if not numbers:
         raise FormatError("a number is expected")
-    return found[-1].replace(",", "")
+    return numbers[-1].replace(",", "")
 
 
 def answer_parser(form: str, field: str) -> Parser:
@@ -293,8 +293,8 @@ def _scores(path: Trajectory) -> list[float]:
 
 
 def _share(path: Trajectory, status: str) -> float:
-    found = [event.writes["status"] for event in path.events if "status" in event.writes]
-    return sum(one == status for one in found) / max(1, len(found))
+    statuses = [event.writes["status"] for event in path.events if "status" in event.writes]
+    return sum(value == status for value in statuses) / max(1, len(statuses))
 
 
 def player(generator: ReasoningGym, form: str, slip: float) -> Callable[[ScriptTurn], str]:

@@ -69,8 +69,8 @@ class _Position:
         try:
             over, _ = self.env.step(text)
             if over:
-                found = self.env.close()[0] or {}
-                self.paid = tuple(min(1.0, max(-1.0, float(found.get(seat, 0.0)))) for seat in range(self.players))
+                rewards = self.env.close()[0] or {}
+                self.paid = tuple(min(1.0, max(-1.0, float(rewards.get(seat, 0.0)))) for seat in range(self.players))
             else:
                 self._look()
             self.over = bool(over)
@@ -138,12 +138,12 @@ def move_parser(form: str) -> Parser:
     """What of a response is the move: all of it ("plain"), or the last [bracketed] words in it ("brackets")."""
 
     def parse(text: str) -> dict[str, Any]:
-        found = _BRACKETS.findall(text)[-1:] if form == "brackets" else [text.strip()]
-        if not found or not found[0]:
+        moves = _BRACKETS.findall(text)[-1:] if form == "brackets" else [text.strip()]
+        if not moves or not moves[0]:
             raise FormatError("no move like [word]" if form == "brackets" else "an empty move")
-        if len(found[0]) > MOVE_CHARACTERS:
-            raise FormatError(f"a move of {len(found[0])} characters, {MOVE_CHARACTERS} are allowed")
-        return {"move": found[0]}
+        if len(moves[0]) > MOVE_CHARACTERS:
+            raise FormatError(f"a move of {len(moves[0])} characters, {MOVE_CHARACTERS} are allowed")
+        return {"move": moves[0]}
 
     return parse
 

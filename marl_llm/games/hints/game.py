@@ -197,11 +197,11 @@ class Hints:
             ids = jnp.where(known, ids, self._id("?"))
             return jnp.where((cards < 0)[:, None], self._id("none"), ids).ravel()
 
-        mine, others = card_ids(state.hands[me], state.known[me]), card_ids(state.hands[other], state.known[other])
+        own_cards, partner_cards = card_ids(state.hands[me], state.known[me]), card_ids(state.hands[other], state.known[other])
         shown = card_ids(state.hands[other], jnp.ones_like(state.known[other]))
         table = counts[jnp.stack([state.hints, state.lives, len(self.cards) - state.drawn])]
         piles = counts[state.piles[jnp.argsort(place)]]
-        ids = jnp.concatenate([words[word][None], table, piles, mine, shown, others])
+        ids = jnp.concatenate([words[word][None], table, piles, own_cards, shown, partner_cards])
         return Prompt(ids, jnp.ones(ids.shape, bool))
 
     def act(self, state: HintsState, role: str, tokens: Int[Array, "R"], where: Bool[Array, "R"]) -> HintsState:

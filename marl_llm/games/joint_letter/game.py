@@ -110,12 +110,12 @@ class JointLetter:
         letter, digit = np.full(size, -1, np.int32), np.full(size, -1, np.int32)
         letter[self.tokenizer.ids_of(list(string.ascii_lowercase[: self.letters]))] = np.arange(self.letters)
         digit[self.tokenizer.ids_of(list(string.digits))] = np.arange(10)
-        said = jnp.where(where, tokens, self.tokenizer.pad_id)
+        ids = jnp.where(where, tokens, self.tokenizer.pad_id)
         i = self._index(role)
         return JointLetterState(
             state.digits,
-            state.letters.at[i].set(jnp.asarray(letter)[said[0]]),
-            state.echoes.at[i].set(jnp.asarray(digit)[said[1]]),
+            state.letters.at[i].set(jnp.asarray(letter)[ids[0]]),
+            state.echoes.at[i].set(jnp.asarray(digit)[ids[1]]),
             state.spoken.at[i].set(True),
         )
 
@@ -149,6 +149,6 @@ class JointLetter:
         """A random letter and a random digit: well formed and aimless. `key` is consumed."""
         letters = jnp.asarray(self.tokenizer.ids_of(list(string.ascii_lowercase[: self.letters])))
         digits = jnp.asarray(self.tokenizer.ids_of(list(string.digits)))
-        one, two = jax.random.split(key)
-        ids = jnp.stack([letters[jax.random.randint(one, (), 0, self.letters)], digits[jax.random.randint(two, (), 0, 10)]])
+        letter_key, digit_key = jax.random.split(key)
+        ids = jnp.stack([letters[jax.random.randint(letter_key, (), 0, self.letters)], digits[jax.random.randint(digit_key, (), 0, 10)]])
         return ids.astype(jnp.int32), jnp.ones((2,), bool)

@@ -110,7 +110,7 @@ class BoardGame:
 
     def index(self, role: str) -> int:
         """The place of a role among the roles."""
-        return [one.name for one in self.roles].index(role)
+        return [game_role.name for game_role in self.roles].index(role)
 
     def outcome(self, state: State) -> Float[Array, ""]:
         """1 when the task is solved, else 0."""

@@ -67,10 +67,10 @@ class Chain:
     @property
     def values(self) -> list[int]:
         """After each operation."""
-        found = [self.first]
+        values = [self.first]
         for name, n in self.steps:
-            found.append(OPERATIONS[name].apply(found[-1], n))
-        return found[1:]
+            values.append(OPERATIONS[name].apply(values[-1], n))
+        return values[1:]
 
     @property
     def value(self) -> int:
@@ -113,11 +113,11 @@ def orders(split: str, least: int, most: int) -> tuple[tuple[str, ...], ...]:
 
     Raises `ValueError` for an unknown split, or one without orders.
     """
-    every = [order for length in range(least, most + 1) for order in itertools.product(OPERATIONS, repeat=length)]
-    found = kinds_of_split(split, every, lambda order: f"chain_maths {' '.join(order)}")
-    if not 1 <= least <= most < len(PLACES) or not found:
+    all_orders = [order for length in range(least, most + 1) for order in itertools.product(OPERATIONS, repeat=length)]
+    split_orders = kinds_of_split(split, all_orders, lambda order: f"chain_maths {' '.join(order)}")
+    if not 1 <= least <= most < len(PLACES) or not split_orders:
         raise ValueError(f"chains of {least} to {most} operations: there are none in split {split!r}; {len(PLACES) - 1} is the most")
-    return found
+    return split_orders
 
 
 def chain_task(split: str, seed: int, number: int, least: int = 2, most: int = 3) -> Task:
@@ -220,7 +220,7 @@ def chain_roles(information: str = "full", executor_turns: int = 2) -> dict[str,
     Raises `ValueError` for an unknown `information`.
     """
     check_word("information", information, INFORMATION)
-    sizes, whole = dict(max_prompt=32, max_tokens=24), dict(max_prompt=24 + 30 * (executor_turns - 1), max_tokens=24)
+    sizes, executor_sizes = dict(max_prompt=32, max_tokens=24), dict(max_prompt=24 + 30 * (executor_turns - 1), max_tokens=24)
     known, claim = ("{problem} ", "claims {claim} ") if information == "full" else ("", "")
     shown = {"solution": lambda text: text or "none", "claim": spaced, "output": spaced}
     again = dict(continues=True, observation="printed {output} code:") if executor_turns > 1 else {}
@@ -232,7 +232,7 @@ def chain_roles(information: str = "full", executor_turns: int = 2) -> dict[str,
         "solver": Role("solver", "{problem} solve:", read_solver, {"solution": "", "solved": "", "claim": ""}, **sizes),
         "executor": Role(
             "executor", f"{known}{{solution}} code:", read_executor, {"code": "", "execution": "", "executed": ""},
-            show=pick("solution", "output") if again else pick("solution"), **again, **whole,
+            show=pick("solution", "output") if again else pick("solution"), **again, **executor_sizes,
         ),
         "verifier": Role(
             "verifier", f"{known}{claim}{{handed}} check:", read_verifier, {"answer": ""}, show=pick("claim") if claim else {}, **sizes

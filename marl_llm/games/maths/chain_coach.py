@@ -28,40 +28,40 @@ def chain_rubric(
     """  # noqa: E501
 
     def score(view: Any) -> tuple[float, bool | None, str]:
-        gold, said = read_problem(view.task["problem"]), view.call.writes
+        gold, writes = read_problem(view.task["problem"]), view.call.writes
         right = answered(view) == str(gold.value) if view.call.role == "verifier" else None
         if not view.call.legal:
             return 0.0, right, f"illegal: {view.call.illegal}"
         judge = {"solver": _score_solver, "executor": _score_executor, "verifier": _score_verifier}[view.call.role]
-        value, why = judge(view, gold, said, information)
+        value, why = judge(view, gold, writes, information)
         price = filler_price if view.history.get("success", 0.0) >= phase_at else 0.0
         return max(0.0, value - price * filler_of(view.call.text)), right, why
 
     return score
 
 
-def _score_solver(view: Any, gold: Chain, said: Mapping[str, Any], information: str) -> tuple[float, str]:
-    if said["solution"] == gold.expression:
+def _score_solver(view: Any, gold: Chain, writes: Mapping[str, Any], information: str) -> tuple[float, str]:
+    if writes["solution"] == gold.expression:
         return 8.0, "its expression is the problem's"
-    return (5.0, "the same value by another way") if said["solved"] == str(gold.value) else (2.0, "a wrong expression")
+    return (5.0, "the same value by another way") if writes["solved"] == str(gold.value) else (2.0, "a wrong expression")
 
 
-def _score_executor(view: Any, gold: Chain, said: Mapping[str, Any], information: str) -> tuple[float, str]:
-    asked = {view.before["solved"]} - {""} | ({str(gold.value)} if information == "full" else set())
-    if not asked:
+def _score_executor(view: Any, gold: Chain, writes: Mapping[str, Any], information: str) -> tuple[float, str]:
+    expected = {view.before["solved"]} - {""} | ({str(gold.value)} if information == "full" else set())
+    if not expected:
         return 6.0, "it was asked nothing"
     before = [call.writes["code"] for call in view.own_earlier if call.writes.get("code")]
-    if not said["code"]:
-        if said["executed"] not in asked:
+    if not writes["code"]:
+        if writes["executed"] not in expected:
             return 2.0, "wrong words"
         return (9.0, "right words behind a program") if before else (7.0, "right words without a program")
     printed = [use.writes["printed"] for use in view.observations if use.writes.get("printed")]
-    repeated = before.count(said["code"])
-    right = bool(printed) and printed[-1] in asked
+    repeated = before.count(writes["code"])
+    right = bool(printed) and printed[-1] in expected
     return (9.0 if right else 3.0) - repeated, ("a right program" if right else "a wrong program") + f", run {repeated} times before"
 
 
-def _score_verifier(view: Any, gold: Chain, said: Mapping[str, Any], information: str) -> tuple[float, str]:
+def _score_verifier(view: Any, gold: Chain, writes: Mapping[str, Any], information: str) -> tuple[float, str]:
     read = {view.before["printed"], view.before["executed"]} | ({view.before["claim"]} if information == "full" else set())
     answer = answered(view)
     if answer == str(gold.value):
@@ -96,15 +96,15 @@ def _replayed(calls: Sequence[Any], gold: Chain, taught: str) -> bool:
     solved: tuple[Chain | None, Chain | None] = (None, None)
     answer = ""
     for call in calls:
-        said, own = call.writes, call.id == taught
+        writes, own = call.writes, call.id == taught
         if call.role == "solver":
-            written = read_chain(said["solution"].split()) if said["solution"] else None
+            written = read_chain(writes["solution"].split()) if writes["solution"] else None
             solved = (written, gold if own else written)
-            was["claims"], now["claims"] = said["claim"], str(gold.value) if own else said["claim"]
+            was["claims"], now["claims"] = writes["claim"], str(gold.value) if own else writes["claim"]
         elif call.role == "executor":
-            program = read_chain(unfilled(call.text)[2:-1]) if said["code"] else None
+            program = read_chain(unfilled(call.text)[2:-1]) if writes["code"] else None
             copied = {solved[0] and str(solved[0].value): solved[1] and str(solved[1].value), was["printed"]: now["printed"]}
-            words = said["executed"]
+            words = writes["executed"]
             follows = copied.get(words, words) if words else ""
             was["said"], now["said"] = words, "" if own else follows
             if program is not None:
@@ -115,9 +115,9 @@ def _replayed(calls: Sequence[Any], gold: Chain, taught: str) -> bool:
         elif own:
             answer = now["printed"] or now["said"] or now["claims"]
         else:
-            given = said["answer"]
+            stated = writes["answer"]
             copied = {was[name]: now[name] for name in reversed(POINTS) if was[name]}
-            answer = now[given] if given in POINTS else copied.get(given, given)
+            answer = now[stated] if stated in POINTS else copied.get(stated, stated)
     return answer == str(gold.value)
 
 
@@ -132,16 +132,16 @@ def chain_better(view: Any) -> str:
     """
     gold, fields = read_problem(view.task["problem"]), view.before
     if view.call.role == "solver":
-        said = gold.expression
+        action = gold.expression
     elif view.call.role == "executor":
         chain = read_chain(fields["solution"].split()) if fields["solution"] else gold
         done = fields["printed"] == str(chain.value)
-        said = f"value {spaced(chain.value)}" if done else f"print ( {chain.expression} )"
+        action = f"value {spaced(chain.value)}" if done else f"print ( {chain.expression} )"
     else:
         values = {pointer: fields[field] for pointer, field in POINTS.items()}
         right = [pointer for pointer, value in values.items() if value == str(gold.value)]
-        said = f"boxed {[*right, *filter(values.get, values), 'printed'][0]}"
-    return "" if said == view.call.text else said
+        action = f"boxed {[*right, *filter(values.get, values), 'printed'][0]}"
+    return "" if action == view.call.text else action
 
 
 # ---- what a small coach reads
@@ -174,10 +174,10 @@ def chain_brief(view: Any) -> str:
     values = {"solved": after["solved"], "claims": after["claim"], "said": after["executed"], "printed": after["printed"]}
     if role == "verifier":
         values["boxed"] = answered(view)
-    told = [f"{name} {names.setdefault(value, 'xyzvw'[len(names)]) if value else NOTHING}" for name, value in values.items()]
+    named_values = [f"{name} {names.setdefault(value, 'xyzvw'[len(names)]) if value else NOTHING}" for name, value in values.items()]
     filler = " ".join(FILLER[: filler_of(call.text)])
     table = " ".join(word for row in rows for kind in zip(*row) for word in kind)
-    return " ".join(f"{role} {filler} {table} {' '.join(told)}".split())
+    return " ".join(f"{role} {filler} {table} {' '.join(named_values)}".split())
 
 
 def _columns(chain: Chain | None) -> list[tuple[str, str]]:

@@ -219,11 +219,11 @@ def math_chat(
         return await tools.run(code)
 
     async def check(solved: str, executed: str, printed: str, answer: str, target: str) -> ToolResult:
-        found = [await tools.correct(one, target) for one in (solved, executed, printed, answer)]
-        if failures := [one for one in found if not one.ok]:
+        results = [await tools.correct(claim, target) for claim in (solved, executed, printed, answer)]
+        if failures := [result for result in results if not result.ok]:
             return failures[0]
-        solver, said, ran, verifier = (one.value for one in found)
-        return success({"solver_correct": solver, "executor_correct": max(said, ran), "correct": verifier}, 0.0)
+        solver, executor, program, verifier = (result.value for result in results)
+        return success({"solver_correct": solver, "executor_correct": max(executor, program), "correct": verifier}, 0.0)
 
     body = sequence(
         roles["solver"],

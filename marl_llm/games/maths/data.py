@@ -57,10 +57,10 @@ def load_maths(
 
 def understood_tasks(path: str | pathlib.Path, loaded: Loaded, understood: Understood | None, bad_rows: str) -> Loaded:
     """The tasks whose answers the checker can read; all where `understood` is None. Raises `DataError` for another, with "refuse"."""
-    asked = [task for task in loaded.tasks if not is_number(task.hidden["target"])]
-    if understood is None or not asked:
+    doubtful = [task for task in loaded.tasks if not is_number(task.hidden["target"])]
+    if understood is None or not doubtful:
         return loaded
-    unread = {task.number: task for task, good in zip(asked, understood([t.hidden["target"] for t in asked])) if not good}
+    unread = {task.number: task for task, good in zip(doubtful, understood([t.hidden["target"] for t in doubtful])) if not good}
     for number, task in unread.items() if bad_rows == "refuse" else ():
         raise row_error(path, number, RowRefused(UNREAD, repr(task.hidden["target"])[:100]))
     kept = [task for task in loaded.tasks if task.number not in unread]
@@ -129,10 +129,10 @@ def understood_by(checker: Any) -> Understood:
     """Which targets a `MathsChecker` can read. Raises `InfrastructureError` where it gives no outcome for another reason."""
 
     def understood(targets: Sequence[str]) -> list[bool]:
-        found = checker.check_batch(["#### 0"] * len(targets), targets, "hashes")
-        for one in found:
-            if not one.ok and one.failure.kind != "bad_input":
-                one.outcome()
-        return [one.ok for one in found]
+        results = checker.check_batch(["#### 0"] * len(targets), targets, "hashes")
+        for result in results:
+            if not result.ok and result.failure.kind != "bad_input":
+                result.outcome()
+        return [result.ok for result in results]
 
     return understood

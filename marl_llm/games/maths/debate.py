@@ -127,10 +127,10 @@ class Answers:
         """Whether two answers, both of players, are equal. One that cannot be read equals nothing."""
         if not a or not b or is_deep(a) or is_deep(b):
             return success(False, 0.0)
-        found = await self._checked.of(content_key(a, b), lambda: self._check(a, b))
-        if not found.ok and found.failure.kind == FailureKind.BAD_INPUT:
-            return success(False, found.seconds, found.attempts)
-        return found.map(lambda right: right == 1.0)
+        result = await self._checked.of(content_key(a, b), lambda: self._check(a, b))
+        if not result.ok and result.failure.kind == FailureKind.BAD_INPUT:
+            return success(False, result.seconds, result.attempts)
+        return result.map(lambda right: right == 1.0)
 
     async def run(self, code: str) -> ToolResult:
         """What a program printed on its one line: `printed`, `ran` (1.0 where it did so without error) and `status`."""
@@ -143,8 +143,8 @@ class Answers:
         self.checker.close()
 
     async def _check(self, answer: str, target: str) -> ToolResult:
-        found = await self.checker.acheck(f"#### {answer}", target, "hashes")
-        return found.map(lambda verdict: float(verdict.correct))
+        result = await self.checker.acheck(f"#### {answer}", target, "hashes")
+        return result.map(lambda verdict: float(verdict.correct))
 
     async def _execute(self, code: str) -> ToolResult:
         limits = Limits(timeout_s=self._timeout_s, stdout_bytes=1 << 16)
@@ -293,6 +293,6 @@ def debate_metrics(team: bool) -> dict[str, Any]:
 
 def _chances(path: Trajectory, right: float) -> list[bool]:
     """For each turn after one in which the Python user printed a right (wrong) answer and the reasoner's was the contrary: adopted?"""
-    mine, its, printed, answer = (path.per_turn(name) for name in ("reasoner_correct", "user_correct", "printed", "answer"))
-    turns = [turn for turn in sorted(mine) if turn + 1 in answer and printed[turn] and its[turn] == right and mine[turn] == 1 - right]
+    reasoner, user, printed, answer = (path.per_turn(name) for name in ("reasoner_correct", "user_correct", "printed", "answer"))
+    turns = [t for t in sorted(reasoner) if t + 1 in answer and printed[t] and user[t] == right and reasoner[t] == 1 - right]
     return [answer[turn + 1] == printed[turn] for turn in turns]

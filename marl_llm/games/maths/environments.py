@@ -145,8 +145,8 @@ def _maths_tasks(answers: Any, train: str, test: str, difficulty: str, bad_rows:
     check_two_files(train, test)
     understood = understood_by(answers.checker)
     rows = load_maths(train, "train", understood, difficulty, bad_rows)
-    found = load_maths(test, "test", understood, bad_rows=bad_rows)
-    return split_tasks(apart_from_test(rows, found, "problem", train, test), found.tasks, unlike("problem"), train, test)
+    test_rows = load_maths(test, "test", understood, bad_rows=bad_rows)
+    return split_tasks(apart_from_test(rows, test_rows, "problem", train, test), test_rows.tasks, unlike("problem"), train, test)
 
 
 def _with_order(task: Task) -> Task:

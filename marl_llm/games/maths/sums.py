@@ -70,11 +70,11 @@ def templates(split: str, least: int, most: int) -> tuple[tuple[str, ...], ...]:
 
     Raises `ValueError` for an unknown split, or one without templates.
     """
-    every = [names for length in range(least, most + 1) for names in itertools.product(OPERATIONS, repeat=length)]
-    found = kinds_of_split(split, every, lambda names: " ".join(names).replace("fold", "grow"))
-    if not 1 <= least <= most or not found:
+    all_templates = [names for length in range(least, most + 1) for names in itertools.product(OPERATIONS, repeat=length)]
+    split_templates = kinds_of_split(split, all_templates, lambda names: " ".join(names).replace("fold", "grow"))
+    if not 1 <= least <= most or not split_templates:
         raise ValueError(f"problems of {least} to {most} operations: there are none in split {split!r}")
-    return found
+    return split_templates
 
 
 def work_out(first: int, plan: Plan) -> list[int]:
@@ -154,10 +154,10 @@ def sums_judge() -> Role:
 
 
 def _verdict(text: str) -> dict[str, Any]:
-    found = read_sum(text)
-    if found["solution"]:
+    fields = read_sum(text)
+    if fields["solution"]:
         raise FormatError("#### and one number are expected, and nothing else")
-    return {"verdict": found["answer"]}
+    return {"verdict": fields["answer"]}
 
 
 def sums_ballot(answers: Sequence[str]) -> str:

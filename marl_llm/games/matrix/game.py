@@ -33,18 +33,18 @@ def read_matrix(text: str, what: str) -> Float[np.ndarray, "A A"]:
     for i, row in enumerate(rows, 1):
         if len(row) != len(rows):
             raise ValueError(f"{what}: row {i} has {len(row)} entries, but there are {len(rows)} rows; the matrix must be square")
-    found = np.empty((len(rows), len(rows)))
+    matrix = np.empty((len(rows), len(rows)))
     for i, row in enumerate(rows):
         for j, entry in enumerate(row):
             try:
-                found[i, j] = float(entry)
+                matrix[i, j] = float(entry)
             except ValueError as error:
                 raise ValueError(f"{what}: cell ({i + 1}, {j + 1}) is {entry!r}, which is no number") from error
-            if not np.isfinite(found[i, j]):
+            if not np.isfinite(matrix[i, j]):
                 raise ValueError(f"{what}: cell ({i + 1}, {j + 1}) is {entry}; a finite number is needed")
     if not 2 <= len(rows) <= LARGEST:
         raise ValueError(f"{what}: {len(rows)} actions are not in [2, {LARGEST}]")
-    return found
+    return matrix
 
 
 class MatrixState(NamedTuple):
@@ -138,8 +138,8 @@ class MatrixGame:
         meaning = np.full(self.tokenizer.vocab_size, -1, np.int32)
         meaning[self._ids] = np.arange(len(self._ids))
         i = ("first", "second").index(role)
-        said = jnp.where(where[0], jnp.asarray(meaning)[tokens[0]], -1)
-        return MatrixState(state.actions.at[i].set(said), state.spoken.at[i].set(True))
+        action = jnp.where(where[0], jnp.asarray(meaning)[tokens[0]], -1)
+        return MatrixState(state.actions.at[i].set(action), state.spoken.at[i].set(True))
 
     def _paid(self, state: MatrixState, table: np.ndarray) -> Float[Array, ""]:
         i, j = jnp.maximum(state.actions, 0)

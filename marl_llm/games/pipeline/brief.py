@@ -44,8 +44,8 @@ def _own(own: Action, given: Workspace, facts: FileFacts) -> list[str]:
     words = [own.state]
     for file in facts.owed[role]:
         words += [file, "writes" if file in named else "omits", _found(file, given, own.after, facts)]
-    whole = own.state == "ok" and all(left.get(file) for file in facts.owed[role])
-    return [*words, "rich" if whole and facts.well_made(role, given, own.after) else "plain"]
+    complete = own.state == "ok" and all(left.get(file) for file in facts.owed[role])
+    return [*words, "rich" if complete and facts.well_made(role, given, own.after) else "plain"]
 
 
 def _met(action: Action, given: Workspace, facts: FileFacts) -> list[str]:
@@ -66,8 +66,8 @@ def _end(actions: Sequence[Action], given: Workspace, facts: FileFacts) -> list[
 
 
 def _amiss(names: Sequence[str], given: Workspace, files: Workspace, facts: FileFacts) -> list[str]:
-    found = [(file, _found(file, given, files, facts)) for file in names]
-    words = [word for file, state in found if state != "there" for word in (file, state)]
+    states = [(file, _found(file, given, files, facts)) for file in names]
+    words = [word for file, state in states if state != "there" for word in (file, state)]
     return ["finds", *words] if words else []
 
 
@@ -78,4 +78,4 @@ def _found(file: str, given: Workspace, files: Workspace, facts: FileFacts) -> s
 
 
 def _files_before(role: str, facts: FileFacts) -> list[str]:
-    return [file for one in NAMES[: NAMES.index(role)] for file in facts.owed[one]]
+    return [file for earlier_role in NAMES[: NAMES.index(role)] for file in facts.owed[earlier_role]]

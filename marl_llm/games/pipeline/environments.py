@@ -149,8 +149,8 @@ def data_pipeline(
 def _check_apart(parts: dict[str, list[Task]]) -> None:
     """Raises `DataError` for a task, or a table to learn from, that is in two parts (law 12)."""
     seen: dict[Any, tuple[str, str]] = {}
-    for part, found in parts.items():
-        for task in found:
+    for part, part_tasks in parts.items():
+        for task in part_tasks:
             name = task.fields["task_id"]
             for key in (name, task.fields["given"].files()["train.csv"]):
                 other, where = seen.setdefault(key, (name, part))

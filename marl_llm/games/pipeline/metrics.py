@@ -28,21 +28,21 @@ class Metric:
     numbers: bool = False  # whether predictions must be numbers; otherwise they are labels, compared as texts
 
 
-def accuracy(truth: np.ndarray, said: np.ndarray) -> float:
+def accuracy(truth: np.ndarray, predicted: np.ndarray) -> float:
     """Share of equal labels."""
-    return float(np.mean(truth == said))
+    return float(np.mean(truth == predicted))
 
 
-def macro_f1(truth: np.ndarray, said: np.ndarray) -> float:
+def macro_f1(truth: np.ndarray, predicted: np.ndarray) -> float:
     """Mean over the classes of `truth` of 2·TP / (2·TP + FP + FN)."""
-    found = []
+    scores = []
     for label in np.unique(truth):
-        hit, wanted, named = np.sum((truth == label) & (said == label)), np.sum(truth == label), np.sum(said == label)
-        found.append(2 * hit / (wanted + named))
-    return float(np.mean(found))
+        hit, wanted, named = np.sum((truth == label) & (predicted == label)), np.sum(truth == label), np.sum(predicted == label)
+        scores.append(2 * hit / (wanted + named))
+    return float(np.mean(scores))
 
 
-def roc_auc(truth: np.ndarray, said: np.ndarray) -> float:
+def roc_auc(truth: np.ndarray, predicted: np.ndarray) -> float:
     """Probability that a case of the larger of two classes has the larger prediction; ties count half.
 
     Raises `ValueError` unless the truth has two classes.
@@ -50,21 +50,21 @@ def roc_auc(truth: np.ndarray, said: np.ndarray) -> float:
     classes = np.unique(truth)
     if len(classes) != 2:
         raise ValueError(f"an AUC needs two classes among the answers, which have {len(classes)}")
-    _, place, count = np.unique(said, return_inverse=True, return_counts=True)
+    _, place, count = np.unique(predicted, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(count) - (count - 1) / 2)[place]  # from 1, the mean among equals
     above = truth == classes[1]
     n, m = int(above.sum()), int((~above).sum())
     return float((ranks[above].sum() - n * (n + 1) / 2) / (n * m))
 
 
-def mean_absolute_error(truth: np.ndarray, said: np.ndarray) -> float:
+def mean_absolute_error(truth: np.ndarray, predicted: np.ndarray) -> float:
     """Mean |error|, as a share of the range of the truth, in [0, 1e6]."""
-    return _share(np.mean(np.minimum(np.abs(said / 2 - truth / 2), 1e300)) * 2, truth)
+    return _share(np.mean(np.minimum(np.abs(predicted / 2 - truth / 2), 1e300)) * 2, truth)
 
 
-def root_mean_square_error(truth: np.ndarray, said: np.ndarray) -> float:
+def root_mean_square_error(truth: np.ndarray, predicted: np.ndarray) -> float:
     """Square root of the mean square, as a share of the range of the truth, in [0, 1e6]."""
-    error = np.abs(said / 2 - truth / 2)
+    error = np.abs(predicted / 2 - truth / 2)
     top = float(error.max())
     return _share(0.0 if top == 0 else 2 * min(top, 1e300) * float(np.sqrt(np.mean((error / top) ** 2))), truth)
 

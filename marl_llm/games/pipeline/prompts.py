@@ -57,7 +57,7 @@ def list_files(files: Workspace) -> str:
 
 def one_line(name: str) -> str:
     """A name without line ends and other characters that cannot be seen, cut to `MAX_NAME`."""
-    shown = "".join(one if one.isprintable() else "?" for one in valid_text(name))
+    shown = "".join(character if character.isprintable() else "?" for character in valid_text(name))
     return shown if len(shown) <= MAX_NAME else f"{shown[:MAX_NAME]}…"
 
 
@@ -66,9 +66,9 @@ def program_and_note(role: str) -> Callable[[str], dict[str, Any]]:
     block = code_block("code")
 
     def parse(text: str) -> dict[str, Any]:
-        found = block(text)
+        fields = block(text)
         note = text.partition("```")[0].strip()
-        return {**found, f"note_{role}": note if len(note) <= MAX_NOTE else f"{note[:MAX_NOTE]}…"}
+        return {**fields, f"note_{role}": note if len(note) <= MAX_NOTE else f"{note[:MAX_NOTE]}…"}
 
     return parse
 
@@ -88,8 +88,8 @@ def data_roles(max_tokens: int = 16_384, max_prompt: int = 24_576, seconds: floa
     sizes = dict(max_tokens=max_tokens, max_prompt=max_prompt, trim="printed", timeout_s=1200.0)
     made, earlier = [], []
     for role, name in ((ENGINEER, "data engineer"), (MODELER, "modeler"), (ANALYST, "analyst")):
-        notes = "".join(f"{{note_{one}}}" for one in earlier)
-        show = {f"note_{one}": _titled(f"The {one} said") for one in earlier}
+        notes = "".join(f"{{note_{earlier_role}}}" for earlier_role in earlier)
+        show = {f"note_{earlier_role}": _titled(f"The {earlier_role} said") for earlier_role in earlier}
         show |= {"last": _titled("Your last program", True), "printed": _titled("What it printed", True)}
         show |= {"warning": lambda text: f"{text}\n" if text else "", "targets": ", ".join}
         made.append(

@@ -67,14 +67,14 @@ class FileFacts:
 
 def actions_of(events: Sequence[Event], given: Workspace) -> list[Action]:
     """The actions of a play, or of its beginning, in order."""
-    found, files, call = [], given, None
+    actions, files, call = [], given, None
     for event in events:
         if isinstance(event, RoleCall):
             call = event
         elif call is not None and event.node == f"run_{call.role}":
-            found.append(Action(call, event, files))
+            actions.append(Action(call, event, files))
             files, call = event.writes["files"], None
-    return found
+    return actions
 
 
 def blame(actions: Sequence[Action], given: Workspace, facts: FileFacts, over: bool) -> dict[str, str]:
@@ -82,7 +82,7 @@ def blame(actions: Sequence[Action], given: Workspace, facts: FileFacts, over: b
 
     `over`: whether these are all actions of the play, so that its submission can be judged.
     """
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     writer: dict[str, str] = {}
     last: dict[str, str] = {}
     fell: dict[str, str] = {}  # an action that could not do its work -> the one that is responsible
@@ -93,7 +93,7 @@ def blame(actions: Sequence[Action], given: Workspace, facts: FileFacts, over: b
             guilty = fell.get(guilty, guilty)
             if guilty != name:
                 fell[name] = guilty
-            found.setdefault(guilty, why)
+            reasons.setdefault(guilty, why)
         last[action.call.role] = name
         before, after = action.before.files(), action.after.files()
         writer |= {file: name for file, content in after.items() if before.get(file) != content}
@@ -103,8 +103,8 @@ def blame(actions: Sequence[Action], given: Workspace, facts: FileFacts, over: b
         if fault and end.sizes().get(SUBMISSION):
             upstream = _faulty(given, end, facts, writer, actions[-1].call.role)
             file, why = upstream or (SUBMISSION, fault)
-            found.setdefault(writer.get(file, actions[-1].call.id), f"{file}: {why}")
-    return found
+            reasons.setdefault(writer.get(file, actions[-1].call.id), f"{file}: {why}")
+    return reasons
 
 
 def _responsible(
@@ -125,7 +125,7 @@ def _responsible(
 
 def _faulty(given: Workspace, files: Workspace, facts: FileFacts, writer: Mapping[str, str], role: str) -> tuple[str, str] | None:
     """The first file of an earlier role whose content cannot be used, and why."""
-    earlier = [file for one in NAMES[: NAMES.index(role)] for file in facts.owed[one]]
+    earlier = [file for earlier_role in NAMES[: NAMES.index(role)] for file in facts.owed[earlier_role]]
     faults = facts.faults(given, files)
     return next(((file, faults[file]) for file in earlier if file in faults and file in writer), None)
 
@@ -157,8 +157,8 @@ def _score(own: Action, given: Workspace, facts: FileFacts, guilty: Mapping[str,
     if own.state != "ok" and name in guilty:
         return OWN_ERROR, guilty[name]
     if own.state != "ok":
-        meant = texts_of(own.call.writes["code"])
-        share = sum(file in meant for file in owed) / len(owed)
+        named = texts_of(own.call.writes["code"])
+        share = sum(file in named for file in owed) / len(owed)
         return EMPTY_HANDED + (ALL - EMPTY_HANDED) * share, "it fell to what an earlier role left"
     if name in guilty:
         return BLAMED, guilty[name]

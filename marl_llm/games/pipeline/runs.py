@@ -39,8 +39,8 @@ def run_in_workspace(
     async def run(code: str, files: Workspace, data_bytes: int = 0) -> ToolResult:
         if not code.strip():
             return success({"files": files, "state": "no_program", "printed": "", "error": "there is no program"}, 0.0)
-        given = files.files()
-        used = {name: content for name, content in given.items() if name in texts_of(code)} if only_named else given
+        contents = files.files()
+        used = {name: content for name, content in contents.items() if name in texts_of(code)} if only_named else contents
         start = Workspace.from_files(used) if only_named else files
 
         allowed = limits(data_bytes) if callable(limits) else limits
@@ -50,11 +50,11 @@ def run_in_workspace(
             return ran.map(lambda program: ending(program, start))
 
         def with_others(value: dict[str, Any]) -> dict[str, Any]:
-            others = {name: content for name, content in given.items() if name not in used}
+            others = {name: content for name, content in contents.items() if name not in used}
             return {**value, "files": Workspace.from_files({**others, **value["files"].files()})}
 
-        found = await done.of(content_key(code, start.digest, allowed), once)
-        return found.map(with_others) if only_named else found
+        result = await done.of(content_key(code, start.digest, allowed), once)
+        return result.map(with_others) if only_named else result
 
     return run
 
@@ -66,8 +66,8 @@ def ending(program: Program, before: Workspace) -> dict[str, object]:
     printed, complained = read_text(program.stdout_bytes).value, read_text(program.stderr_bytes).value
     last = complained.strip().splitlines()[-1] if complained.strip() else state
     error = "" if state == "ok" else f"files lost: {program.workspace_lost}" if state == "lost" else last[:SHOWN]
-    said = "\n".join(part.strip() for part in (printed, complained) if part.strip())
-    return {"files": before if lost else program.workspace, "state": state, "printed": cut_middle(said), "error": error}
+    output = "\n".join(part.strip() for part in (printed, complained) if part.strip())
+    return {"files": before if lost else program.workspace, "state": state, "printed": cut_middle(output), "error": error}
 
 
 def cut_middle(text: str, most: int = SHOWN) -> str:
@@ -84,8 +84,8 @@ def texts_of(code: str) -> frozenset[str]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return frozenset()
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    given = [one for call in calls for one in (*call.args, *(keyword.value for keyword in call.keywords))]
-    return frozenset(one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str))
+    arguments = [argument for call in calls for argument in (*call.args, *(keyword.value for keyword in call.keywords))]
+    return frozenset(argument.value for argument in arguments if isinstance(argument, ast.Constant) and isinstance(argument.value, str))
 
 
 def limits_for(data_bytes: int, timeout_s: float | int = 60.0) -> Limits:

@@ -117,14 +117,14 @@ def pipeline_roles(again: bool = False) -> list[Role]:
     """Engineer, modeler, analyst. With `again` they may have several turns, and read their own last statements."""
     sizes = dict(max_tokens=12, max_prompt=48)
     before = {ENGINEER: "", MODELER: " did {note_engineer}", ANALYST: " did {note_modeler}"}
-    mine = {role: f" did {{note_{role}}}" if again else "" for role in NAMES}
+    own_note = {role: f" did {{note_{role}}}" if again else "" for role in NAMES}
     return [
         Role(
             role,
-            f"{{kind}} {{columns}} files {{listing}}{before[role]}{mine[role]} {role}:",
+            f"{{kind}} {{columns}} files {{listing}}{before[role]}{own_note[role]} {role}:",
             reader(role),
             {"code": "", f"note_{role}": "none"},
-            show={f"note_{name}": lambda note: note or "none" for name in NAMES if f"note_{name}" in before[role] + mine[role]},
+            show={f"note_{name}": lambda note: note or "none" for name in NAMES if f"note_{name}" in before[role] + own_note[role]},
             **sizes,
         )
         for role in NAMES
@@ -147,8 +147,8 @@ def pipeline_player(forgets: float | int = FORGETS) -> Callable[[ScriptTurn], st
             fits = ("fit_linear", "fit_logistic") if kind == "classification" else ("fit_linear", "fit_mean")
             pieces = ["load", rng.choice(fits), *saves("save_model")]
         else:
-            way = rng.choice(("predict_class", "predict_probability")) if kind == "classification" else "predict"
-            pieces = ["load_model", "load_xtest", way, "ids", *saves("save")]
+            prediction = rng.choice(("predict_class", "predict_probability")) if kind == "classification" else "predict"
+            pieces = ["load_model", "load_xtest", prediction, "ids", *saves("save")]
         return " ".join(pieces)
 
     return play

@@ -111,13 +111,13 @@ def _columns(
         if header.count(column) != 1:
             raise SubmissionError("column_doubled" if column in header else "column_missing", column)
         places[column] = header.index(column)
-    at = {one: place for place, one in enumerate(ids)}
-    found: dict[str, list] = {target: [None] * len(ids) for target in targets}
+    place_of_id = {row_id: place for place, row_id in enumerate(ids)}
+    columns: dict[str, list] = {target: [None] * len(ids) for target in targets}
     seen = [False] * len(ids)
     for line, row in enumerate(rows, 2):
         if len(row) != len(header):
             raise SubmissionError("row_length", f"line {line}")
-        place = at.get(same_id(row[places[id_column]].strip()))
+        place = place_of_id.get(same_id(row[places[id_column]].strip()))
         if place is None or seen[place]:
             raise SubmissionError("id_unknown" if place is None else "id_doubled", f"line {line}")
         seen[place] = True
@@ -128,10 +128,10 @@ def _columns(
             value = number(text) if numbers else label(text)
             if numbers and low_high and not low_high[0] <= value <= low_high[1]:
                 raise SubmissionError("out_of_range", f"line {line}, {target}")
-            found[target][place] = value
+            columns[target][place] = value
     if not all(seen):
         raise SubmissionError("id_missing", f"{seen.count(False)} of {len(ids)}")
-    return {target: np.asarray(values, np.float64 if numbers else object) for target, values in found.items()}
+    return {target: np.asarray(values, np.float64 if numbers else object) for target, values in columns.items()}
 
 
 def _table(data: bytes | None) -> tuple[list[str], list[list[str]]]:

@@ -65,11 +65,11 @@ def table_task(split: str, seed: int, number: int) -> Task:
             row[gaps] = ""
     ids = rng.sample(range(1000, 10_000), ROWS + TEST_ROWS)
     header = ",".join(["id", *(f"c{i}" for i in range(1, len(weights) + 1))])
-    lines = [",".join([str(one), *row]) for one, row in zip(ids, shown)]
+    lines = [",".join([str(row_id), *row]) for row_id, row in zip(ids, shown)]
     train = "\n".join([f"{header},y", *(f"{line},{value:g}" for line, value in zip(lines[:ROWS], values))])
     files = {"train.csv": train + "\n", "test.csv": "\n".join([header, *lines[ROWS:]]) + "\n"}
     fields = {"given": Workspace.from_files(files), "kind": kind, "columns": f"c{len(weights)}"}
-    answers = {str(one): value for one, value in zip(ids[ROWS:], values[ROWS:])}
+    answers = {str(row_id): value for row_id, value in zip(ids[ROWS:], values[ROWS:])}
     return Task(number, fields, {"answers": answers}, split, kind)
 
 
@@ -84,9 +84,9 @@ def grade_table(files: Workspace, kind: str, answers: Mapping[str, float]) -> di
     raw: dict[str, float] = {}
     measured = [metric for metric in METRICS.values() if metric.kind == kind]
     if joined.ok:
-        said, truth = joined.columns["y"], np.asarray(list(answers.values()))
+        predicted, truth = joined.columns["y"], np.asarray(list(answers.values()))
         for metric in measured:
-            raw[metric.name] = metric.function(truth, said if metric.numbers else (said >= 0.5).astype(np.float64))
+            raw[metric.name] = metric.function(truth, predicted if metric.numbers else (predicted >= 0.5).astype(np.float64))
     return {"measured": tuple(metric.name for metric in measured), "problem": joined.problem, "detail": joined.detail, "raw": raw}
 
 
@@ -124,24 +124,24 @@ ARRAYS = ("X_train.npy", "y_train.npy", "X_test.npy", "model.npy")
 def array_faults(given: Workspace, files: Workspace) -> dict[str, str]:
     """Which arrays cannot be used, and why: no array, values that are not finite, or shapes that do not fit together."""
     held = files.files()
-    found, arrays = {}, {}
+    faults, arrays = {}, {}
     for name in ARRAYS:
         if not held.get(name):
             continue
         arrays[name] = read_array(held[name])
         if arrays[name] is None:
-            found[name] = "it is no array of numbers"
+            faults[name] = "it is no array of numbers"
         elif not np.isfinite(arrays[name]).all():
-            found[name] = "it holds values that are not finite"
-    shape = {name: one.shape for name, one in arrays.items() if one is not None}
+            faults[name] = "it holds values that are not finite"
+    shape = {name: array.shape for name, array in arrays.items() if array is not None}
     x, y, z, model = (shape.get(name, ()) for name in ARRAYS)
     if len(x) not in (0, 2) or x and y and x[0] != y[0]:
-        found.setdefault("X_train.npy", f"its shape is {x}, that of y_train {y}")
+        faults.setdefault("X_train.npy", f"its shape is {x}, that of y_train {y}")
     if z and (len(z) != 2 or z[0] != len(test_ids(given)) or x and x[1:] != z[1:]):
-        found.setdefault("X_test.npy", f"its shape is {z}, with {len(test_ids(given))} rows to predict and X_train {x}")
+        faults.setdefault("X_test.npy", f"its shape is {z}, with {len(test_ids(given))} rows to predict and X_train {x}")
     if model and x and (len(model) != 1 or len(x) == 2 and model[0] != x[1] + 2):
-        found.setdefault("model.npy", f"its shape is {model}, X_train {x}")
-    return found
+        faults.setdefault("model.npy", f"its shape is {model}, X_train {x}")
+    return faults
 
 
 def submission_fault(given: Workspace, files: Workspace) -> str:
@@ -162,7 +162,7 @@ def well_made(role: str, given: Workspace, files: Workspace) -> bool:
         return len(x) == ROWS and bool(spread.max() < 20 * spread.min())
     if role == "modeler":
         score = x @ model[:-2] + model[-2]
-        said = 1 / (1 + np.exp(-np.clip(score, -500, 500))) if model[-1] else score
-        return bool(np.mean((said - y) ** 2) < 0.9 * np.var(y))
+        predicted = 1 / (1 + np.exp(-np.clip(score, -500, 500))) if model[-1] else score
+        return bool(np.mean((predicted - y) ** 2) < 0.9 * np.var(y))
     joined = _joined(files, test_ids(given), "regression")
     return joined.ok and len(np.unique(joined.columns["y"])) > 1

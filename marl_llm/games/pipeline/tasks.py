@@ -72,7 +72,7 @@ def load_manifest(path: str | pathlib.Path) -> dict[str, Measure]:
     header, rows = read_csv(path, "the manifest")
     if missing := [name for name in COLUMNS if name not in header]:
         raise DataError(f"{path}: the column {missing[0]!r} is missing; a manifest has {', '.join(COLUMNS)}")
-    found: dict[str, Measure] = {}
+    measures: dict[str, Measure] = {}
     for line, values in enumerate(rows, 2):
         row = {name: value.strip() for name, value in zip(header, values)}
         targets = tuple(part.strip() for part in row["targets"].split("|") if part.strip())
@@ -83,10 +83,10 @@ def load_manifest(path: str | pathlib.Path) -> dict[str, Measure]:
             raise DataError(f"{where}: {row['metric']} measures {METRICS[row['metric']].kind}, not {row['kind']}")
         if not row["task"] or not targets or not row["id_column"]:
             raise DataError(f"{where}: task, targets and id_column must be given")
-        if row["task"] in found:
+        if row["task"] in measures:
             raise DataError(f"{where}: it is there twice")
-        found[row["task"]] = Measure(row["kind"], row["metric"], targets, row["id_column"])
-    return found
+        measures[row["task"]] = Measure(row["kind"], row["metric"], targets, row["id_column"])
+    return measures
 
 
 def read_csv(path: str | pathlib.Path, where: str) -> tuple[list[str], list[list[str]]]:
@@ -130,7 +130,7 @@ def load_modelling_tasks(
         target of one class or without a range, tables beyond `table_mb`.
     """
     folder, known = pathlib.Path(folder), load_manifest(manifest)
-    found: list[Task] = []
+    tasks: list[Task] = []
     seen: set[str] = set()
     for line, row in enumerate(read_rows(folder / rows), 1):
         meta = row.get("metadata")
@@ -144,8 +144,8 @@ def load_modelling_tasks(
         if name in seen:
             raise DataError(f"{where} comes twice")
         seen.add(name)
-        found.append(_task(len(found), name, row["prompt"], meta, folder, known[name], where, split, table_mb))
-    return found
+        tasks.append(_task(len(tasks), name, row["prompt"], meta, folder, known[name], where, split, table_mb))
+    return tasks
 
 
 def _task(
@@ -172,10 +172,10 @@ def _task(
         limits_for(size)
     except ValueError as error:
         raise DataError(f"{where}: {error}") from error
-    given = {"train.csv": train.read_bytes(), "test.csv": test.read_bytes()}
+    files = {"train.csv": train.read_bytes(), "test.csv": test.read_bytes()}
     _check_train(train, measure, where)
     fields = {
-        "given": Workspace.from_files(given), "kind": measure.kind, "metric": measure.metric, "task_text": prompt, "task_id": name,
+        "given": Workspace.from_files(files), "kind": measure.kind, "metric": measure.metric, "task_text": prompt, "task_id": name,
         "targets": measure.targets, "id_column": measure.id_column,
     }  # fmt: skip
     hidden = {"answers": _answers(test, answers, measure, where)}
@@ -227,7 +227,7 @@ def _ids(path: pathlib.Path, header: Sequence[str], rows: Sequence[Sequence[str]
     ids = [same_id(row[header.index(column)].strip()) for row in rows]
     if len(set(ids)) < len(ids) or not ids:
         seen: set[str] = set()
-        twice = next((one for one in ids if one in seen or seen.add(one)), None)
+        twice = next((row_id for row_id in ids if row_id in seen or seen.add(row_id)), None)
         raise DataError(f"{where}: the id column {column!r} of {path} is {'empty' if twice is None else f'not unique: {twice!r}'}")
     return ids
 
@@ -258,9 +258,9 @@ def grade_submission(
 ) -> dict[str, Any]:
     """A submission's grade: the task's metric and the others of its form, each the mean over targets; labels or numbers as it asks."""
     numbers = METRICS[metric].numbers
-    alike = [one for one in METRICS.values() if one.kind == kind and one.numbers == numbers]
+    alike = [similar for similar in METRICS.values() if similar.kind == kind and similar.numbers == numbers]
     joined = join(files.files().get(SUBMISSION), answers.ids, id_column, targets, numbers)
     raw = {}
-    for one in alike if joined.ok else ():
-        raw[one.name] = float(np.mean([one.function(answers.columns[name], joined.columns[name]) for name in targets]))
-    return {"measured": tuple(one.name for one in alike), "problem": joined.problem, "detail": joined.detail, "raw": raw}
+    for similar in alike if joined.ok else ():
+        raw[similar.name] = float(np.mean([similar.function(answers.columns[name], joined.columns[name]) for name in targets]))
+    return {"measured": tuple(similar.name for similar in alike), "problem": joined.problem, "detail": joined.detail, "raw": raw}

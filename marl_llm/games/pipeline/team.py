@@ -138,13 +138,13 @@ def succeeded(path: Trajectory) -> float:
 
 def pipeline_metrics() -> dict[str, Callable[[Trajectory], float | None]]:
     """`success`, of each kind of task too; `raw_<metric>` over successes and `fair_<metric>` over plays of the metric's kind."""
-    found: dict[str, Callable[[Trajectory], float | None]] = {"success": succeeded}
+    metrics: dict[str, Callable[[Trajectory], float | None]] = {"success": succeeded}
     for kind in dict.fromkeys(metric.kind for metric in METRICS.values()):
-        found[f"success_{kind}"] = lambda path, kind=kind: succeeded(path) if path.fields["kind"] == kind else None
+        metrics[f"success_{kind}"] = lambda path, kind=kind: succeeded(path) if path.fields["kind"] == kind else None
     for name in METRICS:
-        found[f"raw_{name}"] = lambda path, name=name: _raw(path, name)
-        found[f"fair_{name}"] = lambda path, name=name: _fair(path, name)
-    return found
+        metrics[f"raw_{name}"] = lambda path, name=name: _raw(path, name)
+        metrics[f"fair_{name}"] = lambda path, name=name: _fair(path, name)
+    return metrics
 
 
 def _raw(path: Trajectory, name: str) -> float | None:

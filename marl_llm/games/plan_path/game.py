@@ -172,11 +172,11 @@ class PlanPath(BoardGame):
 
         A text that says nothing, or more than `max_moves` moves, gives ids without a stop word, which do not parse.
         """
-        said = prose.spoken(prose.listed(text), role)
+        spoken = prose.spoken(prose.listed(text), role)
         known = self.language.cells_by_name if role == "tool" else self.language.moves_by_name
-        if said is None or len(said) > self.max_moves or not all(word in known for word in said):
+        if spoken is None or len(spoken) > self.max_moves or not all(word in known for word in spoken):
             return lists.unreadable(self.max_moves, self.tokenizer.pad_id)
-        return (*(known[word] for word in said), self.stop_id)
+        return (*(known[word] for word in spoken), self.stop_id)
 
     def _offset(self, origin, cell):
         """Index of the offset from one cell to another in the language's order."""
@@ -301,9 +301,9 @@ class PlanPath(BoardGame):
             cost = jnp.where(follows, bfs, straight) + 0.5 * jax.random.uniform(tie_key, (4,))
             dice = jnp.where(inside, jax.random.uniform(random_key, (4,)), -1.0)
             move = jnp.where(jax.random.uniform(noise_key) < noise, jnp.argmax(dice), jnp.argmin(cost))
-            there = jnp.all(cell == map_.goal)
-            new = jnp.where(there, cell, safe[move])
-            return new, (jnp.where(there, -1, move), new)
+            arrived = jnp.all(cell == map_.goal)
+            new = jnp.where(arrived, cell, safe[move])
+            return new, (jnp.where(arrived, -1, move), new)
 
         _, (moves, cells) = jax.lax.scan(step, state.position, jax.random.split(walk, self.max_moves))
         if role == "tool":

@@ -80,12 +80,12 @@ STATUS = ("none", *ANSWER_STATES)
 
 def combinations(split: str) -> list[tuple[str, ...]]:
     """The dialects of a split. Each word of a dialect stands in some training dialect, no combination in two splits."""
-    every = list(itertools.product(*(tuple(words) for words in DIALECT.values())))
+    dialects = list(itertools.product(*(tuple(words) for words in DIALECT.values())))
     places = {"validation": (5, 10, 15), "test": (2, 7, 12, 17, 19, 22)}
     if split == "train":
         held_out = sum(places.values(), ())
-        return [words for place, words in enumerate(every) if place not in held_out]
-    return [every[place] for place in places[split]]
+        return [words for place, words in enumerate(dialects) if place not in held_out]
+    return [dialects[place] for place in places[split]]
 
 
 # --- words -------------------------------------------------------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ def line_roles(puzzle_moves: int, walls: int, agents: str, adopt: bool) -> tuple
         return (Role("solo", "{turn_number} {status} {view} solo", show=show, max_prompt=walls + 5, **answer),)
     word = {"tool_status": lambda status: status or "none"}
     dialect = {**number, **word, "view": lambda state: " ".join(state["dialect"])}
-    asked, longest = "{view} {turn_number} {tool_status} tool", PROGRAM_WORDS + 1
-    tool = Role("tool", asked, read_program, {"code": ""}, show=dialect, max_prompt=8, max_tokens=longest)
+    tool_prompt, longest = "{view} {turn_number} {tool_status} tool", PROGRAM_WORDS + 1
+    tool = Role("tool", tool_prompt, read_program, {"code": ""}, show=dialect, max_prompt=8, max_tokens=longest)
     shown = {**number, **word, "view": offset_words, "proposal": lambda text: " ".join(read_moves(text, puzzle_moves)) if text else ""}
     prompt = "{turn_number} {view} | {proposal} {tool_status} planner"
     return tool, Role("planner", prompt, show=shown, max_prompt=puzzle_moves + 6, **answer)
@@ -248,19 +248,19 @@ def program_metrics() -> Mapping[str, Callable[[Trajectory], float]]:
     """How often the Tool writes a search that looks at walls, and how often each aspect of the dialect is matched."""
 
     def share(path: Trajectory, right: Callable[[set[str], State], bool]) -> float:
-        said = [set(call.text.split()) for call in path.by("tool")]
-        return sum(right(words, path.fields["instance"]) for words in said) / max(1, len(said))
+        programs = [set(call.text.split()) for call in path.by("tool")]
+        return sum(right(words, path.fields["instance"]) for words in programs) / max(1, len(programs))
 
     def searches(words, _):
         return {"frontier", "loop", "found", "expand_free"} <= words
 
-    found = {"program_is_search": lambda path: share(path, searches)}
+    metrics = {"program_is_search": lambda path: share(path, searches)}
     for place, aspect in enumerate(ASPECTS):
         def matches(words: set[str], state: State, place: int = place, aspect: str = aspect) -> bool:
             return DIALECT[aspect][state["dialect"][place]] in words
 
-        found[f"dialect_{aspect}"] = lambda path, matches=matches: share(path, matches)
-    return found
+        metrics[f"dialect_{aspect}"] = lambda path, matches=matches: share(path, matches)
+    return metrics
 
 
 def line_player(max_moves: int, wrong: float, walks: float, drops: float, copies: float) -> Callable[[ScriptTurn], str]:

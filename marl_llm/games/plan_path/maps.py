@@ -106,9 +106,9 @@ def map_from_rows(rows: list[str]) -> Map:
     if unknown:
         raise ValueError(f"unknown signs {unknown} in the map; use '#', '.', 'A' and 'G'")
     places = {sign: np.argwhere(grid == sign) for sign in "AG"}
-    for sign, found in places.items():
-        if len(found) != 1:
-            raise ValueError(f"the map has {len(found)} cells {sign!r}; it needs exactly one")
+    for sign, cells in places.items():
+        if len(cells) != 1:
+            raise ValueError(f"the map has {len(cells)} cells {sign!r}; it needs exactly one")
     start, goal = (jnp.asarray(places[s][0], jnp.int32) for s in "AG")
     walls = jnp.asarray(grid == "#")
     distance = distances(walls, goal)

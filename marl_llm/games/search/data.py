@@ -33,7 +33,7 @@ def load_questions(path: str | pathlib.Path, split: str, limit: int | None = Non
     """
 
     def read(number: int, row: Mapping[str, Any]) -> Task:
-        question = next((found for name in QUESTION if isinstance(found := _get(row, name), str) and found.strip()), None)
+        question = next((text for name in QUESTION if isinstance(text := _get(row, name), str) and text.strip()), None)
         if question is None:
             raise RowRefused("no question", f"expected a text in one of {', '.join(QUESTION)}; the row has {', '.join(row)}")
         return Task(number, {"question": question.strip()}, {"answers": accepted_answers(row)}, split)
@@ -48,14 +48,14 @@ def accepted_answers(row: Mapping[str, Any]) -> tuple[str, ...]:
     no other raises `RowRefused`, as does one without an answer.
     """
     for name in ANSWERS:
-        found = _get(row, name)
-        if isinstance(found, Mapping):
-            found = found.get("target")
-        if isinstance(found, str):
-            found = [found]
-        if isinstance(found, Sequence) and found:
-            texts = tuple(dict.fromkeys(str(one).strip() for one in found))
-            usable = tuple(one for one in texts if normalise_answer(one))
+        answers = _get(row, name)
+        if isinstance(answers, Mapping):
+            answers = answers.get("target")
+        if isinstance(answers, str):
+            answers = [answers]
+        if isinstance(answers, Sequence) and answers:
+            texts = tuple(dict.fromkeys(str(text).strip() for text in answers))
+            usable = tuple(text for text in texts if normalise_answer(text))
             if not usable:
                 raise RowRefused("no answer with a word", f"the answer {texts[0]!r:.80} has no word left after normalisation")
             return usable

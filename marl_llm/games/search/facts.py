@@ -118,7 +118,7 @@ class FactWorld:
     @property
     def pages(self) -> list[str]:
         """All pages."""
-        return [one.page for group in self.facts for one in group]
+        return [fact.page for group in self.facts for fact in group]
 
     def task(self, number: int) -> Task:
         """A question. Hidden: `answers`, the `queries` that find what is needed, the `kind`, and the `world`."""
@@ -150,7 +150,7 @@ class FactWorld:
             ),
             "earlier": (
                 f"earlier {film.name} {other_film.name}",
-                min(film, other_film, key=lambda one: one.year).name,
+                min(film, other_film, key=lambda candidate: candidate.year).name,
                 (f"{film.name} year", f"{other_film.name} year"),
             ),
         }[kind]
@@ -188,8 +188,8 @@ class FactBase:
         folder = pathlib.Path(self._own.name if self._own else folder)
         sizes = {split: worlds if split == "train" else -(-worlds // 4) for split in SHARES}
         self.worlds = {split: [FactWorld(split, seed + number) for number in range(size)] for split, size in sizes.items()}
-        every = [one for group in self.worlds.values() for one in group]
-        self._indices = {one.name: one.build_index(folder / one.name) for one in every}
+        all_worlds = [world for group in self.worlds.values() for world in group]
+        self._indices = {world.name: world.build_index(folder / world.name) for world in all_worlds}
         self._top_k = top_k
         self._answers: dict[tuple[str, str], ToolResult] = {}  # by world and query: attempts at one question ask alike
 
@@ -200,15 +200,15 @@ class FactBase:
 
     async def retrieve(self, query: str, world: str) -> ToolResult:
         """The retrieval tool: pages of a task's own world. They are so few that a search takes no longer than an answer of a thread."""
-        found = self._answers.get((world, query))
-        if found is None:
+        result = self._answers.get((world, query))
+        if result is None:
             hits = self._indices[world].search([joined(query)[:MAX_QUERY]], self._top_k, 30.0)
-            found = hits.map(lambda hits: tuple(hit.document["page"] for hit in hits[0]))
+            result = hits.map(lambda hits: tuple(hit.document["page"] for hit in hits[0]))
             if len(self._answers) >= REMEMBERED:
                 self._answers.clear()
-            if found.ok:
-                self._answers[world, query] = found
-        return found
+            if result.ok:
+                self._answers[world, query] = result
+        return result
 
     def close(self) -> None:
         """Removes the indices that were built in a directory of their own."""

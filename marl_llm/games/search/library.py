@@ -33,17 +33,17 @@ FOUND_PAY = 0.5  # of the searcher, for the right passage in the first place
 
 def library_tasks() -> dict[str, list[Task]]:
     """Split -> its questions. Hidden: `answers`, names alone and with their module, `module`, and `sources`, how right passages begin."""
-    meant: dict[tuple[str, str], list[str]] = {}  # question and module -> names
+    names_of: dict[tuple[str, str], list[str]] = {}  # question and module -> names
     for name, text in descriptions(*WORDS):
         module, own = module_and_name(name)
         last = own.rpartition(".")[2]
         if not text.startswith(last):  # a signature says how it is called, not what it does
             quoted = " ".join(re.sub(rf"\b{re.escape(last)}\b", "it", text).split()[:QUOTED])
-            meant.setdefault((f'Which part of Python\'s {module} does this: "{quoted}"?', module), []).append(name)
+            names_of.setdefault((f'Which part of Python\'s {module} does this: "{quoted}"?', module), []).append(name)
     parts: dict[str, list[Task]] = {split: [] for split in SHARES}
-    for (question, module), names in meant.items():
+    for (question, module), names in names_of.items():
         split = split_of(question, SHARES)
-        answers = tuple(dict.fromkeys(one for name in names for one in (name.rpartition(".")[2], module_and_name(name)[1], name)))
+        answers = tuple(dict.fromkeys(answer for name in names for answer in (name.rpartition(".")[2], module_and_name(name)[1], name)))
         hidden = {"answers": answers, "module": module, "sources": tuple(f"{name}: " for name in names)}
         parts[split].append(Task(len(parts[split]), {"question": question}, hidden, split))
     return parts
@@ -51,7 +51,7 @@ def library_tasks() -> dict[str, list[Task]]:
 
 def module_and_name(name: str) -> tuple[str, str]:
     """`os.path.join` -> `os.path` and `join`; the longest module that the descriptions come from."""
-    module = max((one for one in MODULES if name.startswith(f"{one}.")), key=len)
+    module = max((candidate for candidate in MODULES if name.startswith(f"{candidate}.")), key=len)
     return module, name[len(module) + 1 :]
 
 
@@ -102,7 +102,7 @@ def name_share(path: Trajectory) -> float:
     words = [parts(word) for word in path.fields["answer"].split()]
     new = [word not in words[:place] for place, word in enumerate(words)]
     near = [[first * nearness(word, parts(name)) for word, first in zip(words, new) if word] for name in path.fields["answers"]]
-    return max(float(statistics.harmonic_mean([max(one), statistics.fmean(one)])) if one else 0.0 for one in near)
+    return max(float(statistics.harmonic_mean([max(scores), statistics.fmean(scores)])) if scores else 0.0 for scores in near)
 
 
 def library_team(retrieve: Any, roles: dict[str, Role]) -> Workflow:

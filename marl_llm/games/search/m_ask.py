@@ -61,8 +61,8 @@ def read_search(text: str) -> dict[str, Any]:
         if text.strip() != END:
             raise FormatError("text beside <end>", {"ended": True})
         return {"sub_questions": (), "ended": True}
-    found = tagged(("sub_questions",))(text)["sub_questions"]
-    lines = tuple(line.strip() for line in found.splitlines() if line.strip())
+    block = tagged(("sub_questions",))(text)["sub_questions"]
+    lines = tuple(line.strip() for line in block.splitlines() if line.strip())
     if not lines or len(lines) > MAX_SUB_QUESTIONS:
         raise FormatError(f"{len(lines)} sub-questions; one to {MAX_SUB_QUESTIONS} are expected")
     if len(set(lines)) < len(lines):
@@ -70,11 +70,11 @@ def read_search(text: str) -> dict[str, Any]:
     return {"sub_questions": lines, "ended": False}
 
 
-def _short_evidence(found: dict[str, str]) -> dict[str, Any]:
-    words = len(found["evidence"].split())
+def _short_evidence(fields: dict[str, str]) -> dict[str, Any]:
+    words = len(fields["evidence"].split())
     if not 1 <= words <= MAX_EVIDENCE_WORDS:
         raise FormatError(f"{words} words of evidence; one to {MAX_EVIDENCE_WORDS} are expected")
-    return found
+    return fields
 
 
 PLAN = (
@@ -172,19 +172,19 @@ M_ASK_MODELS = {"plan": "reason", "answer": "reason", "search": "search", "summa
 def _rewards(options: MAskOptions, score: Callable[[str, Trajectory], float]) -> tuple[Reward, ...]:
     """Absolute F1 to plan and answer, its gain to the loop's roles, 0 to an end, a penalty to broken formats."""
 
-    def ends(one: RoleCall) -> bool:
-        return one.role == "search" and bool(one.writes["ended"])
+    def ends(role_call: RoleCall) -> bool:
+        return role_call.role == "search" and bool(role_call.writes["ended"])
 
     def turns(path: Trajectory) -> dict[int, float]:
-        return {one.turn: score(one.writes["answer"], path) for one in path.by("answer")}  # turn 0 is that of answer_0, if there is one
+        return {answer.turn: score(answer.writes["answer"], path) for answer in path.by("answer")}  # turn 0: answer_0, if it is there
 
     def planned(path: Trajectory) -> float:
         return score(path.by("plan")[0].writes["plan_answer"], path)
 
     punished = format_penalty(options.format_weight, exempt=None if options.penalise_end_format else ends)
     return (
-        absolute(lambda one, path: planned(path), ("plan",), name="f1"),
-        absolute(lambda one, path: score(one.writes["answer"], path), ("answer",), name="f1"),
+        absolute(lambda _, path: planned(path), ("plan",), name="f1"),
+        absolute(lambda role_call, path: score(role_call.writes["answer"], path), ("answer",), name="f1"),
         delta(turns, ("search", "summary", "update"), name="f1_gain", start=planned),  # a turn that ends has no score, hence 0
         punished,
     )

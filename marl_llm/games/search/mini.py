@@ -21,16 +21,16 @@ RELATIONS = ("director", "year", "studio", "born", "job", "made")
 
 def read_queries(text: str) -> dict[str, Any]:
     """`q <name> <relation>`, up to two, with `;` between: names and relations of pages only."""
-    found = []
+    queries = []
     for part in text.split(";"):
         match = NAME.fullmatch(" ".join(part.split()[1:3]))
         words = part.split()
         if len(words) != 4 or words[0] != "q" or match is None or words[3] not in RELATIONS:
             raise FormatError(f"not a query: {part.strip()!r}")
-        found.append(" ".join(words[1:]))
-    if len(found) > MAX_QUERIES or len(set(found)) < len(found):
+        queries.append(" ".join(words[1:]))
+    if len(queries) > MAX_QUERIES or len(set(queries)) < len(queries):
         raise FormatError("more than two queries, or one twice")
-    return {"queries": tuple(found)}
+    return {"queries": tuple(queries)}
 
 
 def _read_search(text: str) -> dict[str, Any]:
@@ -106,12 +106,12 @@ def fact_player(noise: float = 0.0, random_relation: bool = False) -> Callable[[
         queries = list(fields["queries_gold"])
         if random_relation:
             queries = [f"{query.rsplit(' ', 1)[0]} {rng.choice(RELATIONS)}" for query in queries]
-        asked = " ; ".join(f"q {query}" for query in dict.fromkeys(queries))
+        request = " ; ".join(f"q {query}" for query in dict.fromkeys(queries))
         name = turn.role.name
         if name == "decompose":
-            return asked
+            return request
         if name == "search":
-            return "end" if turn.turn > 1 else asked
+            return "end" if turn.turn > 1 else request
         if name == "plan":
             return "nothing"
         if name == "evidence":  # the question says what matters, whatever was searched: of the pages that this query was about
@@ -148,10 +148,10 @@ def _parts(query: str) -> tuple[str, str]:
     return name, relation
 
 
-def _relevant(query: str, found: Sequence[str]) -> str:
+def _relevant(query: str, pages: Sequence[str]) -> str:
     """The name that a query asks about, and the relation with its value, from the first page that has both."""
     name, relation = _parts(query)
-    for page in found:
+    for page in pages:
         words = page.split()
         if relation in words and name in page:
             at = words.index(relation)

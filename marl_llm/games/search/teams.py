@@ -28,8 +28,8 @@ def retrieve_with(retriever: Any, top_k: int = TOP_K, deadline_s: float | int = 
     """
 
     async def retrieve(query: str) -> ToolResult:
-        found = await retriever.asearch([query[:MAX_QUERY]], top_k, float(deadline_s))
-        return found.map(lambda hits: tuple(str(hit.document["contents"]) for hit in hits[0]))
+        result = await retriever.asearch([query[:MAX_QUERY]], top_k, float(deadline_s))
+        return result.map(lambda hits: tuple(str(hit.document["contents"]) for hit in hits[0]))
 
     return retrieve
 

@@ -101,8 +101,8 @@ def solution(rows: Rows) -> str | None:
 
 def left(rows: Rows) -> float:
     """1 − DISCOUNT^e for the e moves of a shortest solution: 0 of a solved room, 1 of one that cannot be solved any more."""
-    found = solution(tuple(rows))
-    return 1.0 if found is None else 1.0 - DISCOUNT ** len(found)
+    moves = solution(tuple(rows))
+    return 1.0 if moves is None else 1.0 - DISCOUNT ** len(moves)
 
 
 def potential(room: RoomState, boxes: frozenset[Cell]) -> int:
@@ -205,8 +205,7 @@ def sokoban_text(
     game = Sokoban(height, width, boxes, max_turns=turns)
     read = functools.partial(read_moves, at_most=AT_MOST)
     puzzle = PuzzleRules("sokoban_text", push, lambda rows, start: left(rows), read, write_moves, describe)
-    one = boxes == 1
-    boxes_and_goals = ("the box", "the goal") if one else ("all boxes", "the goals")
+    boxes_and_goals = ("the box", "the goal") if boxes == 1 else ("all boxes", "the goals")
     words = TASK.format(height=height, width=width, turns=turns, boxes=boxes_and_goals[0], goals=boxes_and_goals[1])
     prompts = ACTIONS._replace(results=RESULTS, proposal="Proposed path of the box" if by_box else ACTIONS.proposal)
     options = TextOptions(agents, turns, rewards_form, last_line, noise, max_prompt, max_tokens)
@@ -225,11 +224,11 @@ def room_player(by_box: bool, noise: float = 0.0) -> Callable[[ScriptTurn], str]
         if turn.role.name != "tool":
             return f"#### {write_moves(letters)}"
         if by_box:
-            room, way, robot, boxes = room_of(rows), "", room_of(rows).robot, room_of(rows).boxes
+            room, pushes, robot, boxes = room_of(rows), "", room_of(rows).robot, room_of(rows).boxes
             for letter in moves:
                 robot, after = moved(room, robot, boxes, letter)
-                way, boxes = way + (letter if after != boxes else ""), after
-            letters = way or letters
+                pushes, boxes = pushes + (letter if after != boxes else ""), after
+            letters = pushes or letters
         return f"```python\nprint({write_moves(letters)!r})\n```"
 
     return play

@@ -217,9 +217,9 @@ class Sudoku(BoardGame):
             sure = jnp.argmax(single) * SIDE + jnp.argmax(known[jnp.argmax(single)])
             dice = jnp.where(left.reshape(-1), jax.random.uniform(random_key, (CELLS * SIDE,)), -1.0)
             wanders = errs & (jax.random.uniform(noise_key) < noise)
-            there = jnp.where(wanders, jnp.any(left), jnp.any(single))
+            has_fill = jnp.where(wanders, jnp.any(left), jnp.any(single))
             fill = jnp.where(wanders, jnp.argmax(dice), sure)
-            return jnp.where(there, grid.at[fill // SIDE].set(fill % SIDE + 1), grid), jnp.where(there, fill, -1)
+            return jnp.where(has_fill, grid.at[fill // SIDE].set(fill % SIDE + 1), grid), jnp.where(has_fill, fill, -1)
 
         _, fills = jax.lax.scan(choose, state.grid, jax.random.split(fill_key, self.max_fills))
         fills = fills[jnp.argsort(fills < 0, stable=True)]  # a step without a fill leaves no gap

@@ -35,10 +35,10 @@ def fills_in(text: str, grid: Any) -> list[tuple[int, int]] | None:
     if answer is None:
         words = text[-LONGEST:].split()
         return [_FILLS[word] for word in words] if all(word in _FILLS for word in words) else None
-    said = read_json(answer, _BOUNDS)
-    if not said.ok or not isinstance(said.value, list):
+    parsed = read_json(answer, _BOUNDS)
+    if not parsed.ok or not isinstance(parsed.value, list):
         return None
-    rows = said.value
+    rows = parsed.value
     if not all(isinstance(row, list) and all(type(x) is int for x in row) for row in rows):
         return None
     if [len(row) for row in rows] == [SIDE] * SIDE:

@@ -29,15 +29,15 @@ LINE_PEERS = _SAME[:2].any(0) & ~np.eye(CELLS, dtype=bool)
 
 def _solved_grids() -> np.ndarray:
     """All solved grids `[288, 16]`, in the order of their digits."""
-    found = [np.zeros(CELLS, np.int32)]
+    grids = [np.zeros(CELLS, np.int32)]
     for cell in range(CELLS):
-        found = [
+        grids = [
             np.where(np.arange(CELLS) == cell, digit, grid).astype(np.int32)
-            for grid in found
+            for grid in grids
             for digit in range(1, SIDE + 1)
             if digit not in grid[PEERS[cell]]
         ]
-    return np.stack(found)
+    return np.stack(grids)
 
 
 GRIDS = _solved_grids()
@@ -99,21 +99,21 @@ def puzzle_from_rows(rows: Sequence[str]) -> Puzzle:
         raise ValueError(f"the puzzle has the clue {clues[twice[0][0]]} twice in one row, column or box: at {b} and at {a}")
     if clues.all():
         raise ValueError("the puzzle has no blank: there is nothing to fill")
-    found = np.flatnonzero(np.all((clues == 0) | (GRIDS == clues), axis=-1))
-    if len(found) != 1:
-        raise ValueError(f"the puzzle has {len(found) or 'no'} solution{'s' * (len(found) != 1)}; it needs exactly one")
-    return Puzzle(jnp.asarray(clues), jnp.asarray(GRIDS[found[0]]))
+    solutions = np.flatnonzero(np.all((clues == 0) | (GRIDS == clues), axis=-1))
+    if len(solutions) != 1:
+        raise ValueError(f"the puzzle has {len(solutions) or 'no'} solution{'s' * (len(solutions) != 1)}; it needs exactly one")
+    return Puzzle(jnp.asarray(clues), jnp.asarray(GRIDS[solutions[0]]))
 
 
 def puzzles_from_rows(puzzles: Sequence[Sequence[str]]) -> list[Puzzle]:
     """Many puzzles, each as `puzzle_from_rows` takes it. Raises `ValueError` with the number, from 1, of the first that will not do."""
-    found = []
+    parsed = []
     for number, rows in enumerate(puzzles, start=1):
         try:
-            found.append(puzzle_from_rows(rows))
+            parsed.append(puzzle_from_rows(rows))
         except ValueError as error:
             raise ValueError(f"puzzle {number}: {error}") from error
-    return found
+    return parsed
 
 
 def rows_of(grid) -> list[str]:

@@ -71,10 +71,10 @@ PROMPTS = Prompts(TOOL, TOOL, "", PLANNER, PLANNER, "", SOLO, "Proposed solution
 
 def read_fills(text: str) -> Fills:
     """Fills, or a grid as fills of all its cells, from JSON. Raises `FormatError` with a word of `programs.ANSWER_STATES`."""
-    said = read_json(text.strip(), Bounds(size=65_536, depth=8))
-    if not said.ok or not isinstance(said.value, list):
+    parsed = read_json(text.strip(), Bounds(size=65_536, depth=8))
+    if not parsed.ok or not isinstance(parsed.value, list):
         raise FormatError("no_list")
-    rows = said.value
+    rows = parsed.value
     if any(not isinstance(row, list) for row in rows):
         raise FormatError("other_words")
     if any(type(item) is list for row in rows for item in row):
@@ -99,10 +99,10 @@ def write_fills(fills: Fills) -> str:
 def solution(rows: Rows) -> Rows:
     """The only solved grid with these clues. Raises `WorkflowError` for a puzzle with none or several."""
     clues = np.asarray([".1234".index(sign) for sign in "".join(rows)])
-    found = GRIDS[np.all((clues == 0) | (clues == GRIDS), axis=-1)]
-    if len(found) != 1:
-        raise WorkflowError(f"the puzzle {rows} has {len(found)} solutions; it needs exactly one")
-    digits = "".join(map(str, found[0]))
+    solutions = GRIDS[np.all((clues == 0) | (clues == GRIDS), axis=-1)]
+    if len(solutions) != 1:
+        raise WorkflowError(f"the puzzle {rows} has {len(solutions)} solutions; it needs exactly one")
+    digits = "".join(map(str, solutions[0]))
     return tuple(digits[i : i + SIDE] for i in range(0, CELLS, SIDE))
 
 
@@ -116,19 +116,19 @@ def unsolved(rows: Rows, start: Rows) -> float:
 def fill(rows: Rows, start: Rows, fills: Fills) -> Applied:
     """The puzzle's `apply`: all fills or, if one is illegal, none. Cells of a grid that hold the digit already are no fills."""
     grid = [list(row) for row in rows]
-    news = [one for one in fills if not (len(fills) == CELLS and rows[one[0] - 1][one[1] - 1] == str(one[2]))]
-    into_blanks = len({(r, c) for r, c, _ in news}) == len(news)
-    for r, c, digit in news:
+    new_fills = [(r, c, digit) for r, c, digit in fills if not (len(fills) == CELLS and rows[r - 1][c - 1] == str(digit))]
+    into_blanks = len({(r, c) for r, c, _ in new_fills}) == len(new_fills)
+    for r, c, digit in new_fills:
         into_blanks &= rows[r - 1][c - 1] == "."
         grid[r - 1][c - 1] = str(digit)
     signs = [sign for row in grid for sign in row]
     consistent = all(signs[a] != signs[b] or signs[a] == "." for a in range(CELLS) for b in range(a) if PEERS[a, b])
-    legal = bool(news) and into_blanks and consistent
+    legal = bool(new_fills) and into_blanks and consistent
     after = tuple("".join(row) for row in grid) if legal else tuple(rows)
     remaining = unsolved(after, start)
-    filled = len({(r, c) for r, c, _ in news if rows[r - 1][c - 1] == "."})
-    status = "solved" if remaining == 0 else "done" if legal else "illegal" if news else "empty"
-    trace = tuple((f"({r},{c},{digit})", "filled") for r, c, digit in news) if legal else ()
+    filled = len({(r, c) for r, c, _ in new_fills if rows[r - 1][c - 1] == "."})
+    status = "solved" if remaining == 0 else "done" if legal else "illegal" if new_fills else "empty"
+    trace = tuple((f"({r},{c},{digit})", "filled") for r, c, digit in new_fills) if legal else ()
     terms = (consistent, into_blanks)
     return Applied(after, status, legal, remaining, float(remaining == 0), filled / CELLS, float(consistent), trace, terms)
 

@@ -52,8 +52,8 @@ def writing(
             raise WorkflowError("train and test would have no effect: descriptions come with Python")
         return Environment(team, listed_tasks(description_tasks()), "return")
     check_two_files(train, test, WorkflowError)
-    found, held_out = (load_texts(path, split, FIELDS[task], rows).tasks for path, split in ((train, "train"), (test, "test")))
-    tasks = split_tasks(_unlike(found, held_out), held_out, _unlike, train, test)
+    train_texts, held_out = (load_texts(path, split, FIELDS[task], rows).tasks for path, split in ((train, "train"), (test, "test")))
+    tasks = split_tasks(_unlike(train_texts, held_out), held_out, _unlike, train, test)
     return Environment(team, tasks, "return")
 
 

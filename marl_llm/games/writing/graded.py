@@ -30,13 +30,13 @@ class Graded:
         words = [words_of(plain_text(text)) for text in (first, second)]
         post_words = words_of(plain_text(post))
         known = set(post_words)
-        shares = [self._share(one, post_words, known) for one in words]
+        shares = [self._share(text_words, post_words, known) for text_words in words]
         pays = {name: self.most[name] * share for name, share in zip(("first", "second"), shares)}
         brevity = self.brevity.share(len(words[0])) if shares[0] else None
         detail = self.detail.share(len(words[1]) / len(words[0])) if all(shares) else None
         pays["brevity"] = self.most["brevity"] * (brevity or 0.0)
         pays["detail"] = self.most["detail"] * (detail or 0.0)
-        return WritingScore(4, pays, min(grounding_of(one, known) if has_content(one) else 0.0 for one in words))
+        return WritingScore(4, pays, min(grounding_of(text_words, known) if has_content(text_words) else 0.0 for text_words in words))
 
     def _share(self, words: list[str], post_words: list[str], known: set[str]) -> float:
         if not has_content(words) or copies(words, post_words, self.copied):

@@ -152,15 +152,15 @@ def words_of(text: str) -> list[str]:
 
 def categories_in(words: Sequence[str]) -> set[str]:
     """Categories of transition phrases among words: the longest phrase at each place, each word in one phrase."""
-    found, place = set(), 0
+    categories, place = set(), 0
     while place < len(words):
         for phrase, category in _STARTS.get(words[place], ()):
             if tuple(words[place : place + len(phrase)]) == phrase:
-                found.add(category)
+                categories.add(category)
                 place += len(phrase) - 1
                 break
         place += 1
-    return found
+    return categories
 
 
 def substring_categories(text: str) -> set[str]:
@@ -169,12 +169,12 @@ def substring_categories(text: str) -> set[str]:
 
 
 def _starts() -> dict[str, list[tuple[tuple[str, ...], str]]]:
-    found: dict[str, list] = {}
+    by_first_word: dict[str, list] = {}
     for category, phrases in CATEGORIES.items():
         for phrase in phrases:
             parts = tuple(phrase.split())
-            found.setdefault(parts[0], []).append((parts, category))
-    return {first: sorted(phrases, key=lambda one: -len(one[0])) for first, phrases in found.items()}
+            by_first_word.setdefault(parts[0], []).append((parts, category))
+    return {first: sorted(phrases, key=lambda entry: -len(entry[0])) for first, phrases in by_first_word.items()}
 
 
 _STARTS = _starts()
@@ -196,8 +196,8 @@ def copies(words: Sequence[str], post: Sequence[str], share: float | int) -> boo
     size = math.floor(share * len(words)) + 1
     if size > len(words):
         return False
-    whole = f" {' '.join(post)} "
-    return any(f" {' '.join(words[i : i + size])} " in whole for i in range(len(words) - size + 1))
+    post_text = f" {' '.join(post)} "
+    return any(f" {' '.join(words[i : i + size])} " in post_text for i in range(len(words) - size + 1))
 
 
 def writing_score(first: str, second: str, constants: Constants, post: str = "") -> WritingScore:
@@ -208,21 +208,21 @@ def writing_score(first: str, second: str, constants: Constants, post: str = "")
         return WritingScore(1, pays, 0.0)
     words = [words_of(text) for text in plain]
     post_words = words_of(plain_text(post))
-    grounding = min(grounding_of(one, set(post_words)) for one in words)
+    grounding = min(grounding_of(part, set(post_words)) for part in words)
 
     def done(level):
         return WritingScore(level, pays, grounding)
 
     pays["own_length"] = MOST["own_length"]
-    if constants.grounded and (grounding < constants.grounding or any(copies(one, post_words, constants.copied) for one in words)):
+    if constants.grounded and (grounding < constants.grounding or any(copies(part, post_words, constants.copied) for part in words)):
         return done(1)
-    sizes = [len(text) for text in plain] if constants.length_in == "characters" else [len(one) for one in words]
+    sizes = [len(text) for text in plain] if constants.length_in == "characters" else [len(part) for part in words]
     share = constants.length.share(sizes[1] / sizes[0]) if sizes[0] else None
     if share is None:
         return done(2)
     pays["length_ratio"] = MOST["length_ratio"] * share
-    content = [set(one) - STOP_WORDS for one in words]
-    counted = [set(one) for one in words] if constants.stop_words else content
+    content = [set(part) - STOP_WORDS for part in words]
+    counted = [set(part) for part in words] if constants.stop_words else content
     share = constants.unique.share(len(counted[1]) / len(counted[0])) if counted[0] else None
     if share is None:
         return done(3)
@@ -231,8 +231,8 @@ def writing_score(first: str, second: str, constants: Constants, post: str = "")
     similarity = len(content[0] & content[1]) / len(union) if union else 0.0
     pays["consistency"] = MOST["consistency"] * min(similarity, constants.cap) / constants.cap
     texts = (1,) if constants.where == "second" else (0, 1)
-    found = set().union(*((substring_categories(plain[i]) if constants.substrings else categories_in(words[i])) for i in texts))
-    pays["coherence"] = MOST["coherence"] * coherence(len(found), constants.log_factor)
+    categories = set().union(*((substring_categories(plain[i]) if constants.substrings else categories_in(words[i])) for i in texts))
+    pays["coherence"] = MOST["coherence"] * coherence(len(categories), constants.log_factor)
     return done(4)
 
 

@@ -48,8 +48,8 @@ BOTH = f"Write both parts, first the one and then the other, with a line {MARKER
 
 def writing_roles(task: str, style: str, max_tokens: int = 256, max_prompt: int = 2048) -> dict[str, Role]:
     """The agents of a task, in the paper's structure and own words; 256 new tokens are the release's."""
-    said, label, *parts = _WORDS[task]
-    head = f"{said}\n\n{label}:\n{{post}}\n\nInstructions:\n"
+    opening, label, *parts = _WORDS[task]
+    head = f"{opening}\n\n{label}:\n{{post}}\n\nInstructions:\n"
 
     def listed(lines):
         return "\n".join(f"- {line}" for line in lines)
@@ -101,8 +101,8 @@ def writing_team(constants: Constants | Graded, roles: Mapping[str, Role], style
     check_word("style", style, STYLES, WorkflowError)
 
     def score(post: str, first: str, second: str) -> dict[str, Any]:
-        found = constants.score(first, second, post)
-        return dict(found.components) | {"level": found.level, "grounding": found.grounding}
+        result = constants.score(first, second, post)
+        return dict(result.components) | {"level": result.level, "grounding": result.grounding}
 
     components = tuple(constants.most)
     judged = compute(score, (*components, "level", "grounding"), name="score")
@@ -136,7 +136,7 @@ def writing_metrics(constants: Constants | Graded) -> dict[str, Callable[[Trajec
     if isinstance(constants, Graded):
         each = {f"{name}_share": lambda path, name=name: points(path, (name,)) for name in most}
         return {"return": lambda path: points(path, tuple(most))} | each | EFFICIENCY
-    found: dict[str, Callable[[Trajectory], float]] = {
+    metrics: dict[str, Callable[[Trajectory], float]] = {
         "return": lambda path: points(path, COMPONENTS),
         "structure": lambda path: points(path, COMPONENTS[:3]),
         "complete": lambda path: float(path.fields["level"] == 4),
@@ -144,7 +144,7 @@ def writing_metrics(constants: Constants | Graded) -> dict[str, Callable[[Trajec
         "coherence": lambda path: points(path, ("coherence",)),
         "grounding": lambda path: path.fields["grounding"],
     }
-    return found | EFFICIENCY
+    return metrics | EFFICIENCY
 
 
 def load_texts(path: str | pathlib.Path, split: str, field: str, limit: int | None = None) -> Loaded:
