@@ -140,7 +140,7 @@ class SubAgentLimits:
                 self._here[tool] = self._here.get(tool, 0) + 1
             uses[call.tool_use] = uses.get(call.tool_use, 0) + len(call.tokens)
 
-    def admit(self, tool: AgentTool, given: Mapping[str, Any], use: str) -> SubAgentCall:
+    def admit(self, tool: AgentTool, values: Mapping[str, Any], use: str) -> SubAgentCall:
         """A call of this tool, whose `ToolUse` will have the id `use`.
 
         Raises `LimitReached` beyond a limit, and `ToolRefusal` for arguments that are not its own.
@@ -149,8 +149,8 @@ class SubAgentLimits:
         node = caller.node.agents.get(tool.name)
         if node is None:
             raise LimitReached(f"{tool.name!r} cannot be called at this depth: the limit is {tool.depth}")
-        if set(given) != set(tool.arguments):
-            raise ToolRefusal(f"{tool.name!r} takes the arguments {', '.join(tool.arguments) or 'none'}, not {', '.join(given) or 'none'}")
+        if set(values) != set(tool.arguments):
+            raise ToolRefusal(f"{tool.name!r} takes the arguments {', '.join(tool.arguments) or 'none'}, not {', '.join(values) or 'none'}")
         if len(uses) >= tool.at_most:
             raise LimitReached(f"{tool.name!r} was called {len(uses)} times, which is the limit: answer without it")
         left = None if tool.max_tokens is None else tool.max_tokens - sum(uses.values())
@@ -159,6 +159,6 @@ class SubAgentLimits:
         first = caller.first + caller.node.agent_place(tool.name, self._here.get(tool.name, 0))
         self._here[tool.name] = self._here.get(tool.name, 0) + 1
         uses[use] = 0 if left is None else min(left, node.role.max_tokens * node.own_requests)  # kept for it: others run beside it
-        fields = {field: given[name] for field, name in zip(node.role.reads, tool.arguments)}
+        fields = {field: values[name] for field, name in zip(node.role.reads, tool.arguments)}
         state = State(fields, turn=caller.called.turn, last=(caller.called.id,), past=caller.past, items=caller.state.items)
         return SubAgentCall(node, first, state._replace(path_id=caller.state.path_id, tool_use=use, tokens_left=left and uses[use]))

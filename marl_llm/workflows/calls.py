@@ -60,18 +60,18 @@ class Speaker:
         self._policy_stops = {model: tuple(of_model.stop_ids) for model, of_model in renderer.items()}
 
     async def speak(
-        self, node: Call, first: int, state: State, task: Task, identity: tuple[int, int, int], choice: int, asked: int
+        self, node: Call, first: int, state: State, task: Task, identity: tuple[int, int, int], choice: int, asking_path: int
     ) -> tuple[tuple[Event, ...], State]:
         """One response of a role, or several with the tools that it calls in between; the events, and the state after them.
 
         Args:
-          choice: which of the candidates for its prompt this is. asked: the path on which all of them were asked; `state.path_id` is
-            this one's. first: the number of its first request.
+          choice: which of the candidates for its prompt this is. asking_path: the path on which all of them were asked;
+            `state.path_id` is this one's. first: the number of its first request.
 
         Raises `PlayFailure` or `WorkflowError`.
         """
         step, play, plays = identity
-        role, group = node.role, f"{first}:{asked * plays + play}"
+        role, group = node.role, f"{first}:{asking_path * plays + play}"
         branch = state.path_id * plays + play
         if branch >= 2**31:
             raise WorkflowError(f"node {node.name!r}: branch {branch} is beyond 2**31; fork fewer times, or play fewer instances")
@@ -251,11 +251,11 @@ class Speaker:
             start, shown = time.perf_counter(), call.name if call.name in tools else "unknown"
             use, attempts, refused = f"{caller.called.id}:{shown}:{number}", 1, None
             try:
-                tool, given = _checked_call(tools, call)
+                tool, arguments = _checked_call(tools, call)
                 if isinstance(tool, AgentTool):
-                    admitted[number] = limits.admit(tool, given.value, use)
+                    admitted[number] = limits.admit(tool, arguments.value, use)
                     continue
-                answer, attempts = await self._use_role_tool(caller.node.name, tool, given)
+                answer, attempts = await self._use_role_tool(caller.node.name, tool, arguments)
             except ToolRefusal as refusal:
                 answer, refused = _refusal(refusal)
             event = _tool_use(caller.called, shown, number, (last,), time.perf_counter() - start, answer, refused, attempts)
@@ -288,17 +288,17 @@ class Speaker:
         use = _tool_use(called, tool, number, parents, time.perf_counter() - start, answer, refused)
         return (*events, use), answer
 
-    async def _use_role_tool(self, node: str, tool: RoleTool, given: Said) -> tuple[Said, int]:
+    async def _use_role_tool(self, node: str, tool: RoleTool, arguments: Said) -> tuple[Said, int]:
         """What the tool answers, as text, and in how many attempts.
 
         Raises `ToolRefusal` for a call that it cannot serve, for whatever reason: the role made it and is answered with the reason.
         """
         try:
-            inspect.signature(tool.function).bind(**given.value)
+            inspect.signature(tool.function).bind(**arguments.value)
         except TypeError as error:
             raise ToolRefusal(str(error)) from error
         try:
-            value, attempts = await self._call(f"{node}.{tool.name}", tool.function, [], given.value, tool.timeout_s, False)
+            value, attempts = await self._call(f"{node}.{tool.name}", tool.function, [], arguments.value, tool.timeout_s, False)
         except (PlayFailure, ToolRefusal):
             raise
         except Exception as error:
@@ -308,7 +308,7 @@ class Speaker:
         if not answer.ok:
             raise ToolRefusal(f"the answer cannot be read: {answer.problem}")
         text = read_text(str(answer.value)[:MAX_TEXT])
-        return Said(text.value, "", given.replaced + answer.replaced + text.replaced), attempts
+        return Said(text.value, "", arguments.replaced + answer.replaced + text.replaced), attempts
 
     async def _call(
         self, node: str, function: Callable, positional: list[Any], named: dict[str, Any], timeout_s: float | int, instant: bool
@@ -339,14 +339,14 @@ class Speaker:
             raise PlayFailure(node, FailureKind.DEADLINE.value, str(error)) from None
 
 
-def _checked_call(tools: Mapping[str, RoleTool | AgentTool], asked: ToolCall) -> tuple[RoleTool | AgentTool, Said]:
+def _checked_call(tools: Mapping[str, RoleTool | AgentTool], call: ToolCall) -> tuple[RoleTool | AgentTool, Said]:
     """The tool that a role calls, and the arguments as they are read. Raises `ToolRefusal`."""
-    tool, given = tools.get(asked.name), read_value(dict(asked.arguments), BOUNDS)
+    tool, arguments = tools.get(call.name), read_value(dict(call.arguments), BOUNDS)
     if tool is None:
-        raise ToolRefusal(f"there is no tool {asked.name[:MAX_REASON]!r}; there are {', '.join(tools)}")
-    if not given.ok:
-        raise ToolRefusal(f"the arguments cannot be read: {given.problem}")
-    return tool, given
+        raise ToolRefusal(f"there is no tool {call.name[:MAX_REASON]!r}; there are {', '.join(tools)}")
+    if not arguments.ok:
+        raise ToolRefusal(f"the arguments cannot be read: {arguments.problem}")
+    return tool, arguments
 
 
 def _refusal(refusal: ToolRefusal) -> tuple[Said, str]:
@@ -366,9 +366,9 @@ def _extended(node: Call, renderer: Renderer, talk: Conversation, answers: Seque
 
 
 def _tool_use(
-    called: RoleCall, tool: str, number: int, parents: tuple[str, ...], seconds: float, said: Said, refused: str | None, attempts: int = 1
+    called: RoleCall, tool: str, number: int, parents: tuple[str, ...], seconds: float, answer: Said, refused: str | None, attempts: int = 1
 ) -> ToolUse:
     """The use of a role's tool: the `number`-th that the response `called` asked for."""
     origin = dict(turn=called.turn, request_number=called.request_number, items=called.items, branch=called.branch)
-    about = dict(writes={}, seconds=seconds, attempts=attempts, replaced=said.replaced, refused=refused)
+    about = dict(writes={}, seconds=seconds, attempts=attempts, replaced=answer.replaced, refused=refused)
     return ToolUse(f"{called.id}:{tool}:{number}", f"{called.node}.{tool}", parents, **about, **origin)

@@ -40,8 +40,8 @@ def check(workflow: Any) -> None:
     for what, names in (("inputs", workflow.inputs), ("hidden", workflow.hidden)):
         if isinstance(names, str):
             raise WorkflowError(f"workflow {workflow.name!r}: {what}={names!r} must be a tuple of names, e.g. {what}=({names!r},)")
-    given = [*workflow.inputs, *workflow.hidden, *workflow.start]
-    if clash := [field for field in given if given.count(field) > 1]:
+    fields = [*workflow.inputs, *workflow.hidden, *workflow.start]
+    if clash := [field for field in fields if fields.count(field) > 1]:
         raise WorkflowError(f"workflow {workflow.name!r}: the field {clash[0]!r} is given twice among inputs, hidden and start")
     if strange := [name for name, value in workflow.start.items() if not is_finite(value)]:
         raise WorkflowError(f"workflow {workflow.name!r}: start gives {strange[0]!r} a number that is not finite, which no record holds")
@@ -50,7 +50,7 @@ def check(workflow: Any) -> None:
         for field in sorted(writes(node)):
             if field in (*workflow.inputs, *workflow.hidden):
                 raise WorkflowError(f"node {label(node)!r} writes {field!r}, which is a field of the task: give it another name")
-    _Flow(workflow).follow(workflow.body, frozenset(given), [])
+    _Flow(workflow).follow(workflow.body, frozenset(fields), [])
     _check_continued(workflow)
     check_secrecy(workflow.body, workflow.hidden)
     _check_rewards(workflow)
@@ -158,9 +158,9 @@ def title(number: int, reward: Callable) -> str:
     return f"reward {number} ({getattr(reward, '__qualname__', type(reward).__name__)})"
 
 
-def _meet(ways: Iterable[Known]) -> Known:
-    """Fields that all ways have written; ways that never arrive do not count."""
-    arriving = [way for way in ways if way is not None]
+def _meet(paths: Iterable[Known]) -> Known:
+    """Fields that all paths have written; paths that never arrive do not count."""
+    arriving = [path for path in paths if path is not None]
     return frozenset.intersection(*arriving) if arriving else None
 
 
@@ -172,7 +172,7 @@ class _Flow:
         for node in walk(workflow.body):
             for field in writes(node):
                 self.writers.setdefault(field, []).append(label(node))
-        self.given = [*workflow.inputs, *workflow.hidden, *workflow.start]
+        self.start_fields = [*workflow.inputs, *workflow.hidden, *workflow.start]
 
     def need(self, node: Node, reads: Iterable[str], known: frozenset[str]) -> None:
         for field in reads:
@@ -182,7 +182,7 @@ class _Flow:
             if field in self.writers:
                 writers = " and ".join(map(repr, self.writers[field]))
                 raise WorkflowError(f"{where}which {writers} may not have written by then: move it, or give it a value in start={{...}}")
-            hint = suggestion(field, [*self.given, *self.writers])
+            hint = suggestion(field, [*self.start_fields, *self.writers])
             raise WorkflowError(f"{where}which no node writes and the task does not give; {hint}")
 
     def follow(self, node: Node, known: frozenset[str], exits: list[Known]) -> Known:
@@ -196,12 +196,12 @@ class _Flow:
             exits.append(known)
             return None
         if isinstance(node, Sequence):
-            here: Known = known
+            reached: Known = known
             for part in node.parts:
-                if here is None:
+                if reached is None:
                     raise WorkflowError(f"node {self._first(part)!r} cannot be reached: every way before it stops")
-                here = self.follow(part, here, exits)
-            return here
+                reached = self.follow(part, reached, exits)
+            return reached
         if isinstance(node, Choose):
             self.need(node, node.reads, known)
             return _meet([self.follow(case, known, exits) for case in node.cases.values()])

@@ -53,7 +53,7 @@ class Rollout:
     plays: int
     episodes: tuple[Episode, ...]
     seconds: float
-    pick: str | None = None  # which way of a fork forked again; see `Controller`
+    pick: str | None = None  # which candidate of a fork forks again; see `Controller`
     hung: Mapping[str, int] = dataclasses.field(default_factory=dict)  # calls of plain tools that ended after their deadline, or never
 
     def __repr__(self) -> str:
@@ -68,7 +68,7 @@ class Rollout:
 
 @runtime_checkable
 class EpisodePlayer(Protocol):
-    """Who plays the episodes of a rollout: a `Controller`, or who stands in its place."""
+    """Plays the episodes of a rollout: a `Controller`, or what takes its place."""
 
     def play(self, tasks: Iterable[Task], step: int = 0, plays: int = 1, *, share: bool = False) -> Rollout:
         """See `Controller.rollout`."""
@@ -87,8 +87,8 @@ class Controller:
       generator: whoever answers requests for the assignment's policies (`marl_llm.sampling.Generator`); None if there is no policy.
       renderer: how models read and write: one for all, or by model. Scripted players may have one too, for imitation data.
       branching: role -> K: its prompt gets K responses and the play goes on from each (tree sampling); its call must not run beside others.
-      pick: which of the K ways forks again at later calls: None, all of them (K to the power of the calls); "first", "random", or "greedy",
-        the one whose candidate was paid most (AT-GRPO, Algorithm 1).
+      pick: which of the K candidates forks again at later calls: None, all of them (K to the power of the calls); "first", "random", or
+        "greedy", the one that was paid most (AT-GRPO, Algorithm 1).
       score: when the candidates of a `pick` are scored; by default as the workflow says. "when_made": each on the state after it and the
         tools that follow it up to the next role, so that N calls cost N·K responses, and calls beside others may fork too. "at_end": the
         others are played to their ends without further forks, n + (K−1)·n·(n+1)/2 responses for n calls.
@@ -147,7 +147,7 @@ class Controller:
         self.speaker = Speaker(workflow, assignment, generator, self._renderer, self._threads, self._coroutines, settings)
 
     def close(self) -> None:
-        """Lets the threads go; calls under way finish unheard."""
+        """Releases the threads; results of calls under way are dropped."""
         self._threads.close()
 
     def __enter__(self) -> Controller:
@@ -188,7 +188,7 @@ class Controller:
             raise WorkflowError(f"step={step} must be 0 or more and plays={plays} at least 1")
         gate = asyncio.Semaphore(self._concurrency)
 
-        async def one(task: Task, play: int) -> Episode:
+        async def run_episode(task: Task, play: int) -> Episode:
             async with gate:
                 episode = await self.episode(task, step, play, plays)
             work.done += 1
@@ -197,7 +197,7 @@ class Controller:
             return episode
 
         with doing("playing: episode", len(tasks) * plays) as work:
-            episodes = await run_all([one(task, play) for task in tasks for play in range(plays)])
+            episodes = await run_all([run_episode(task, play) for task in tasks for play in range(plays)])
         if not share:
             self.check_played(episodes)
         return self.joined(episodes, step, plays, time.perf_counter() - start, hung)
@@ -248,19 +248,19 @@ def _check_tasks(workflow: Workflow, tasks: list[Task]) -> None:
         if not 0 <= task.number < MAX_NUMBER or task.number in seen:
             raise WorkflowError(f"task {task.number}: numbers must be distinct, 0 or more and below 2**31")
         seen.add(task.number)
-        for kind, given, others, declared in (
+        for kind, values, others, declared in (
             ("fields", task.fields, workflow.hidden, "hidden: give it in hidden"),
             ("hidden", task.hidden, workflow.inputs, "inputs: give it in fields"),
         ):
-            if misplaced := [name for name in given if name in others]:
+            if misplaced := [name for name in values if name in others]:
                 where = f"which workflow {workflow.name!r} declares as {declared}"
                 raise WorkflowError(f"task {task.number}: {kind} holds {misplaced[0]!r}, {where}")
-            if strange := [name for name, value in given.items() if not is_finite(value)]:
+            if strange := [name for name, value in values.items() if not is_finite(value)]:
                 raise WorkflowError(f"task {task.number}: {kind} gives {strange[0]!r} a number that is not finite, which no record holds")
-        for kind, names, given in (("fields", workflow.inputs, task.fields), ("hidden", workflow.hidden, task.hidden)):
-            if missing := [name for name in names if name not in given]:
+        for kind, names, values in (("fields", workflow.inputs, task.fields), ("hidden", workflow.hidden, task.hidden)):
+            if missing := [name for name in names if name not in values]:
                 raise WorkflowError(f"task {task.number}: {kind} lacks {missing[0]!r}, which workflow {workflow.name!r} needs")
-            if extra := [name for name in given if name not in names]:
+            if extra := [name for name in values if name not in names]:
                 raise WorkflowError(
                     f"task {task.number}: {kind} holds {extra[0]!r}, which workflow {workflow.name!r} does not declare; add it there"
                 )
@@ -283,7 +283,7 @@ def when_scored(workflow: Workflow, pick: str | None, score: str | None) -> str:
 def checked_branching(
     workflow: Workflow, branching: Mapping[str, int], pick: str | None = None, score: str | None = None
 ) -> dict[str, int]:
-    """The same, or a `WorkflowError` that names a role which does not exist, cannot fork, or whose pay does not show when it should."""
+    """A copy. Raises `WorkflowError` naming a role that does not exist, cannot fork, or whose pay shows later than it is picked by."""
     agents = {tool.role: name for name, role in workflow.roles.items() for tool in role.tools if isinstance(tool, AgentTool)}
     for role, branches in branching.items():
         if role not in workflow.roles:

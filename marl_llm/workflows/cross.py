@@ -33,8 +33,8 @@ def check_cross(workflow: Workflow) -> None:
     groups = [node for node in nodes if isinstance(node, Together) and any(isinstance(part, Call) for part in node.parts)]
     if loops := [node for node in nodes if isinstance(node, Repeat | Each | FunctionNode)]:
         raise WorkflowError(f"joint='cross': {label(loops[0])} lets roles speak more than once; all must speak once and at once")
-    beside = {part.name for node in groups[:1] for part in node.parts if isinstance(part, Call)}
-    if others := [node for node in nodes if isinstance(node, Call) and node.name not in beside]:
+    speakers = {part.name for node in groups[:1] for part in node.parts if isinstance(part, Call)}
+    if others := [node for node in nodes if isinstance(node, Call) and node.name not in speakers]:
         raise WorkflowError(f"joint='cross': {label(others[0])} does not speak beside all the others; all must speak once and at once")
 
 

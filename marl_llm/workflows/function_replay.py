@@ -215,14 +215,14 @@ class _Replay:
         if not waiting or self.failure or self.pending:
             return bool(self.failure or self.pending)
         self._waiting = []
-        asked = tuple(request for request, _ in waiting)
+        requests = tuple(request for request, _ in waiting)
         if self._done == len(self.journal):
-            self.pending = asked
+            self.pending = requests
             self._loop.stop()
             return True
         recorded = self.journal[self._done]
         self._done += 1
-        if difference := _difference(asked, tuple(request for request, _ in recorded)):
+        if difference := _difference(requests, tuple(request for request, _ in recorded)):
             self.fail(f"is not deterministic: {difference}", "team")
             return True
         for (_, future), (_, answer) in zip(waiting, recorded):
@@ -233,12 +233,12 @@ class _Replay:
         """The reply of a role."""
         return (await self._answer(FunctionRequest(role, self._count("role", role), prompt)))[0]
 
-    async def use(self, function: Callable, given: tuple[tuple, dict], timeout_s: float | int, reveals: bool) -> Any:
+    async def use(self, function: Callable, call: tuple[tuple, dict], timeout_s: float | int, reveals: bool) -> Any:
         """The result of a tool."""
         name = getattr(function, "__name__", type(function).__name__)
         name = "tool" if name == "<lambda>" else name
-        secret = hidden_name([*given[0], *given[1].values()])
-        arguments, named = open_value(given[0]), open_value(given[1])
+        secret = hidden_name([*call[0], *call[1].values()])
+        arguments, named = open_value(call[0]), open_value(call[1])
         field = RESULT if secret is None or reveals else HIDDEN_RESULT
         guarded = _guarded(function, arguments, named, field)
         tool = Tool(name, guarded, (), (field, ERROR), timeout_s, instant=False)
@@ -320,8 +320,8 @@ def checked_reward(value: Any, calls: Mapping[str, int], node: FunctionNode) -> 
         each = list(map(open_value, pay))
         if len(each) != calls.get(role, 0):
             raise WorkflowError(f"the reward has {len(each)} numbers for {role!r}, which spoke {calls.get(role, 0)} times")
-        local[role] = [_number(one, f"local[{role!r}]") for one in each]
-    metrics = {name: _number(open_value(one), f"metrics[{name!r}]") for name, one in reward.metrics.items()}
+        local[role] = [_number(number, f"local[{role!r}]") for number in each]
+    metrics = {name: _number(open_value(number), f"metrics[{name!r}]") for name, number in reward.metrics.items()}
     return {"team": _number(open_value(reward.team), "team"), "local": local, "metrics": metrics, "error": ""}
 
 
@@ -332,17 +332,17 @@ def _number(value: Any, what: str) -> float:
     return float(value)
 
 
-def _difference(asked: Sequence[FunctionRequest], recorded: Sequence[FunctionRequest]) -> str | None:
+def _difference(requests: Sequence[FunctionRequest], recorded: Sequence[FunctionRequest]) -> str | None:
     """Where a round differs from the recorded one, in words; None if it does not."""
-    for now, before in zip(asked, recorded):
+    for now, before in zip(requests, recorded):
         if (now.name, now.number, now.text) != (before.name, before.number, before.text):
             at = next((i for i, (a, b) in enumerate(zip(now.text, before.text)) if a != b), min(len(now.text), len(before.text)))
             cut = slice(max(0, at - SHOWN // 2), at + SHOWN // 2)
             text_now, text_before = (f"request {x.number} of {x.name!r} …{x.text[cut]!r}" for x in (now, before))
             return f"with the same answers it asked {text_now}, and before {text_before}"
-    if len(asked) != len(recorded):
-        rest = (*asked, *recorded)[min(len(asked), len(recorded)) :][0]
-        return f"with the same answers it asked {len(asked)} things at once, and before {len(recorded)}; {rest} is one"
+    if len(requests) != len(recorded):
+        rest = (*requests, *recorded)[min(len(requests), len(recorded)) :][0]
+        return f"with the same answers it asked {len(requests)} things at once, and before {len(recorded)}; {rest} is one"
     return None
 
 

@@ -47,8 +47,8 @@ class Hidden:
         return Hidden(getattr(self._value, name), self._name)
 
     def __call__(self, *arguments: Any, **named: Any) -> Hidden:
-        given = {key: open_value(value) for key, value in named.items()}
-        return Hidden(self._value(*map(open_value, arguments), **given), self._name)
+        opened = {key: open_value(value) for key, value in named.items()}
+        return Hidden(self._value(*map(open_value, arguments), **opened), self._name)
 
     def __getitem__(self, key: Any) -> Hidden:
         return Hidden(self._value[open_value(key)], self._name)

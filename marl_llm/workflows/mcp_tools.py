@@ -59,14 +59,14 @@ def mcp_tools(
 def _role_tools(server: McpServer, names: Sequence[str], timeout_s: float | int) -> tuple[RoleTool, ...]:
     """The named tools of a server, or all. Raises `WorkflowError`."""
     try:
-        found = {tool.name: tool for tool in server.tools()}
+        tools = {tool.name: tool for tool in server.tools()}
     except McpError as error:
         raise WorkflowError(str(error)) from None
-    if strange := [name for name in names if name not in found]:
-        raise WorkflowError(f"MCP tool {strange[0]!r}: {hints.suggestion(strange[0], found)}")
-    if not found:
+    if strange := [name for name in names if name not in tools]:
+        raise WorkflowError(f"MCP tool {strange[0]!r}: {hints.suggestion(strange[0], tools)}")
+    if not tools:
         raise WorkflowError(f"the MCP server {server.name!r} lists no tools")
-    return tuple(role_tool(server, found[name], timeout_s) for name in names or found)
+    return tuple(role_tool(server, tools[name], timeout_s) for name in names or tools)
 
 
 def role_tool(server: McpServer, tool: McpTool, timeout_s: float | int) -> RoleTool:

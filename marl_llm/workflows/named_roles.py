@@ -72,4 +72,4 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 
 def _texts(constant: Any) -> Iterator[str]:
     many = constant if isinstance(constant, tuple | frozenset) else (constant,)
-    yield from (one for one in many if isinstance(one, str))
+    yield from (value for value in many if isinstance(value, str))

@@ -48,7 +48,7 @@ def any_draw(identity: tuple[int, ...], count: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Forks:
-    """Where a play forks and which way forks again; see `Controller`."""
+    """Where a play forks and which candidate forks again; see `Controller`."""
 
     branching: Mapping[str, int]
     pick: str | None = None
@@ -106,7 +106,7 @@ class Play:
                 (end,) = await self.drive(start)
                 trunk = await self._finished(end)
                 trunk = dataclasses.replace(trunk, earned={**trunk.earned, **self._made})
-                return (trunk,), tuple(sorted(self._candidates, key=lambda one: (one.calls[-1].request_number, one.calls[-1].choice)))
+                return (trunk,), tuple(sorted(self._candidates, key=lambda path: (path.calls[-1].request_number, path.calls[-1].choice)))
             if self.forks.pick is None or not self.forks.branching:
                 return tuple([await self._finished(end) for end in await self.drive(start)]), ()
             return await self._forked_to_the_end(start), ()
@@ -114,7 +114,7 @@ class Play:
             self.scoring.cancel()
 
     async def _forked_to_the_end(self, start: State) -> tuple[Trajectory, ...]:
-        """Every candidate played to its end; the picked one's own path is the trunk, where later forks are."""
+        """Plays every candidate to its end. The picked candidate's path becomes the trunk; only the trunk forks again."""
         forks: list[_Fork] = []
         (end,) = await self.drive(start, forks)
         trunk = await self._finished(end)
@@ -122,10 +122,10 @@ class Play:
         while number < len(forks):
             fork, later = forks[number], forks[number + 1 :]
             others = [self._other(fork, choice) for choice in range(1, self.forks.branching[fork.node.role.name])]
-            found = [(trunk, later), *await run_all(others)]
-            paths += [path for path, _ in found[1:]]
-            pays = [self._worth(fork.request_number, path) for path, _ in found]
-            trunk, later = found[self._picked(fork.node, fork.request_number, pays)]
+            ends = [(trunk, later), *await run_all(others)]
+            paths += [path for path, _ in ends[1:]]
+            pays = [self._worth(fork.request_number, path) for path, _ in ends]
+            trunk, later = ends[self._picked(fork.node, fork.request_number, pays)]
             forks, number = [*forks[: number + 1], *later], number + 1
         return tuple(paths)
 
@@ -138,7 +138,7 @@ class Play:
         return await self._finished(end), forks
 
     def _branch_off(self, number: int, state: State, choice: int) -> State:
-        """The state of another candidate. A trunk forks at a request once, so that no two candidates have one number."""
+        """The state of another candidate. A trunk forks at a request once, so no two candidates share a number."""
         return state if choice == 0 else state._replace(path_id=number * self.forks.base + choice)
 
     async def _pick_now(self, node: Call, number: int, state: State, branches: int) -> State:
@@ -151,9 +151,9 @@ class Play:
         self._made.update(trajectory.earned)
         return after._replace(path_id=0)
 
-    async def _candidate(self, node: Call, number: int, asked: State, choice: int, state: State) -> tuple[State, Trajectory]:
+    async def _candidate(self, node: Call, number: int, before: State, choice: int, state: State) -> tuple[State, Trajectory]:
         """The state after a candidate and the tools that follow it up to the next role, and what the candidate is paid on it."""
-        after = await self._answered(node, number, asked, choice, state)
+        after = await self._answered(node, number, before, choice, state)
         (after,) = await self.drive(after, to_next_role=True)
         try:
             trajectory = await self._finished(after, after.turn + after.spoken)  # a round that has begun without a role is not counted
@@ -180,7 +180,7 @@ class Play:
         return pays.index(max(pays))
 
     async def _finished(self, state: State, turns: int | None = None) -> Trajectory:
-        """What is over, with its scores and what it earned: computed here, once, and read by everybody else."""
+        """The trajectory of a path that is over, with its scores and rewards, which are computed here alone."""
         _, play, plays = self.identity
         events, turns = (*state.past, *state.events), state.turn + 1 if turns is None else turns
         roles = tuple(self.workflow.roles)
@@ -189,9 +189,9 @@ class Play:
         return dataclasses.replace(trajectory, earned=earned(self.workflow, trajectory))
 
     async def drive(self, state: State, forks: list[_Fork] | None = None, to_next_role: bool = False) -> list[State]:
-        """Carries out what is to do until nothing is; one state comes back, or one per path after a fork.
+        """Carries out `state.todo` until it is empty. Returns one state, or one per path after a fork.
 
-        With `forks` it goes one way, and notes there where it could have forked. With `to_next_role` it ends before a role would speak.
+        With `forks` it follows one candidate, and notes there where it could have forked. With `to_next_role` it ends before a role speaks.
         """
         while state.todo is not None:
             node, base, rest = state.todo
@@ -240,7 +240,7 @@ class Play:
     async def _advance(self, node: FunctionNode, base: int, state: State) -> State:
         """Runs the function to its next requests and pushes or answers them, or pays what it returned.
 
-        Requests of one round run beside each other; one after the other where a role among them branches, so that the play can fork.
+        Requests of one round run at the same time, or in order where a role among them branches, so that the play can fork.
         """
         step = await self.speaker.advance(node, self.task, state.journal)
         if step.revealed:
@@ -270,7 +270,7 @@ class Play:
         return state._replace(todo=todo, fields=fields, turn=request.number)
 
     def _ask_next(self, asking: _Asking, base: int, state: State) -> State:
-        """Takes the answer to one request of a round into it, and asks the next one."""
+        """Adds the last request's answer to the round, and asks the next request."""
         node, requests, answers, is_begun = asking
         if is_begun:
             answers = (*answers, requests[len(answers)].answer_in(state.fields))
@@ -296,9 +296,9 @@ class Play:
             starts = [state._replace(path_id=state.path_id * (self.forks.base + 1) + choice + 1) for choice in range(branches)]
         return await run_all([self._answered(node, base, state, choice, start) for choice, start in enumerate(starts)])
 
-    async def _answered(self, node: Call, base: int, asked: State, choice: int, state: State) -> State:
-        """The state after one candidate of those that `asked`."""
-        events, after = await self.speaker.speak(node, base, state, self.task, self.identity, choice, asked.path_id)
+    async def _answered(self, node: Call, base: int, before: State, choice: int, state: State) -> State:
+        """The state after one candidate for the prompt of the state `before`."""
+        events, after = await self.speaker.speak(node, base, state, self.task, self.identity, choice, before.path_id)
         self.log += events
         return after
 
@@ -323,7 +323,7 @@ class Play:
         raise AssertionError("a key of the cases is found among them")
 
     async def _beside(self, node: Together | Each, base: int, state: State) -> State:
-        """What runs at the same time: each part on a state of its own; then their fields and events are brought together."""
+        """Runs parts at the same time, each on a state of its own, and merges their fields and events."""
         if isinstance(node, Together):
             bases = [base + sum(part.request_count for part in node.parts[:i]) for i in range(len(node.parts))]
             children = [state.child(push(None, part, start)) for part, start in zip(node.parts, bases)]
@@ -357,7 +357,7 @@ def push_parts(todo: Todo, parts: Sequence[Node], base: int) -> Todo:
 
 
 def finish(job: Coroutine) -> Any:
-    """The result of a coroutine for callers that do not await, wherever they are: a running event loop is left alone."""
+    """The result of a coroutine, for callers that do not await; under a running event loop it runs in a thread of its own."""
     try:
         asyncio.get_running_loop()
         running = True
@@ -370,7 +370,7 @@ def finish(job: Coroutine) -> Any:
 
 
 async def run_all(jobs: list[Coroutine]) -> list[Any]:
-    """Results in order. The first error cancels the others; one of the program outweighs one of the infrastructure."""
+    """Results in order. The first error cancels the others; a fault of the program is raised before one of the infrastructure."""
     if len(jobs) == 1:
         return [await jobs[0]]
     try:

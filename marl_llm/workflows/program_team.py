@@ -51,7 +51,7 @@ class ProgramTeam:
             if strange := [option for option in given if option not in ROLE_OPTIONS]:
                 raise WorkflowError(f"team {self.name!r}: role {role!r} has no option {strange[0]!r}; there are {', '.join(SIZES)}")
         roles = {role: Role(role, f"{{{PROMPT}}}", stripped, {REPLY: ""}, **SIZES | dict(given)) for role, given in options.items()}
-        body = FunctionNode(self.name, _not_here, {role: Call(one, role) for role, one in roles.items()}, MOST_REQUESTS, 1.0)
+        body = FunctionNode(self.name, _not_here, {role: Call(spec, role) for role, spec in roles.items()}, MOST_REQUESTS, 1.0)
         metrics = {"reward": paid_to_team}
         workflow = Workflow(self.name, body, (TASK,), rewards=(paid_to_calls,), metrics=metrics, score="at_end")
         return Environment(workflow, tasks_of_rows(self._rows(), ()), "reward", self.renderer, close=close, program=program)

@@ -76,8 +76,8 @@ class PlainText:
 
     def extend(self, talk: Conversation, messages: Sequence[Message], foreign: bool = False) -> Conversation:
         """Adds the messages' text behind the last reply, and asks again. A reply that was cut off has no stop token, and gets none."""
-        said = "".join(self.between + message.content for message in messages)
-        return Conversation((*talk.turns, Turn(tuple(self.tokenizer.encode(said)))))
+        text = "".join(self.between + message.content for message in messages)
+        return Conversation((*talk.turns, Turn(tuple(self.tokenizer.encode(text)))))
 
     def read(self, talk: Conversation) -> Reply:
         """The reply's text, its stop token left out."""
@@ -115,10 +115,10 @@ def prompt_of(role: Role, renderer: Renderer | None, fields: dict[str, Any], ear
 
     def render(trimmed: int) -> tuple[RolePrompt, str]:
         """The prompt, and how long it is if it does not fit."""
-        given = fields
+        role_fields = fields
         if trimmed:
-            given = {**fields, role.trim: value[trimmed:] if role.trim_from == "start" else value[: len(value) - trimmed]}
-        messages, replaced = role.render(given, again=earlier is not None)
+            role_fields = {**fields, role.trim: value[trimmed:] if role.trim_from == "start" else value[: len(value) - trimmed]}
+        messages, replaced = role.render(role_fields, again=earlier is not None)
         size = sum(len(message.content) for message in messages)
         if renderer is not None and size > CHARACTERS_PER_TOKEN * role.max_prompt:
             return RolePrompt(None, messages, trimmed, replaced), f"{size} characters, {role.max_prompt} tokens are allowed"

@@ -45,8 +45,8 @@ class _Recorded:
         if call.prompt_ids != request.prompt:
             raise ReplayError(f"{call.id}: the prompt is another than the recorded one, which was {call.prompt[:200]!r}")
         entropy = np.zeros(call.tokens.size) if call.entropy is None else call.entropy
-        said = (call.tokens, call.log_probs, call.sampled_log_probs, entropy, call.finish, call.version)
-        return Completion(*said, kept_ids=call.kept_ids, versions=call.versions)
+        sampled = (call.tokens, call.log_probs, call.sampled_log_probs, entropy, call.finish, call.version)
+        return Completion(*sampled, kept_ids=call.kept_ids, versions=call.versions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +112,7 @@ def replay(
         raise ReplayError(f"{strange[0].id} was spoken by {strange[0].model!r}, which is no policy: its answers were not asked for by ids")
     if tooled := [name for name, role in workflow.roles.items() if any(isinstance(tool, RoleTool) for tool in role.tools)]:
         raise ReplayError(f"role {tooled[0]!r} calls functions within its response; such episodes cannot be replayed")
-    scores = {name: said for path in (*episode.trajectories, *episode.candidates) for name, said in path.scores.items()}
+    scores = {name: by_scorer for path in (*episode.trajectories, *episode.candidates) for name, by_scorer in path.scores.items()}
     recorded = _Recorded({call.seed: call for call in calls})
     picking = dict(branching=branching, pick=pick, alpha=alpha, local_weight=local_weight, score=score)
     with Controller(workflow, assignment, recorded, renderer, attempts=1, **picking) as controller:

@@ -192,7 +192,7 @@ class Role:
             lacks = "has no observation: say what extends its conversation" if self.continues else "is needed for an observation to be read"
             raise WorkflowError(f"role {self.name!r}: continues=True {lacks}")
         reads = (*self.reads, *self.observes)
-        if self.speaks_ids and (text := [one for one in ("system", "show", "trim", "tools", "continues") if getattr(self, one)]):
+        if self.speaks_ids and (text := [f for f in ("system", "show", "trim", "tools", "continues") if getattr(self, f)]):
             raise WorkflowError(f"role {self.name!r}: its prompt is a function that returns ids, so {text[0]} has no effect: remove it")
         for option, fields in (("show", tuple(self.show)), ("trim", (self.trim,) if self.trim else ())):
             if unknown := [f for f in fields if f not in reads]:

@@ -50,18 +50,18 @@ def read_tasks(
     """
     if bad_rows not in BAD_ROWS:
         raise DataError(f"bad_rows={bad_rows!r} is unknown; choose one of {', '.join(BAD_ROWS)}")
-    found, dropped = [], collections.Counter()
+    tasks, dropped = [], collections.Counter()
     for number, row in enumerate(read_rows(path, limit)):
         if difficulty and str(row.get("difficulty")) != difficulty:
             dropped["another difficulty"] += 1
             continue
         try:
-            found.append(read(number, row))
+            tasks.append(read(number, row))
         except RowRefused as refused:
             if bad_rows == "refuse":
                 raise row_error(path, number, refused) from refused
             dropped[refused.kind] += 1
-    return Loaded(found, dict(dropped))
+    return Loaded(tasks, dict(dropped))
 
 
 def log_dropped(path: str | pathlib.Path, loaded: Loaded) -> list[Task]:

@@ -145,8 +145,8 @@ def sample_table(rollout: Rollout, training: Iterable[str] | None = None) -> Sam
     for episode in rollout.episodes:
         rows += _rows(rollout, episode, trains)
     envs, prompts = _dense(row.pop("env") for row in rows), _dense(row["call"].prompt_ids for row in rows)
-    ways = _dense(row.pop("trajectory") for row in rows)
-    return SampleTable(tuple(Sample(**r, env=e, prompt=p, trajectory=t) for r, e, p, t in zip(rows, envs, prompts, ways)))
+    trajectories = _dense(row.pop("trajectory") for row in rows)
+    return SampleTable(tuple(Sample(**r, env=e, prompt=p, trajectory=t) for r, e, p, t in zip(rows, envs, prompts, trajectories)))
 
 
 def _rows(rollout: Rollout, episode: Episode, trains: set[str]) -> list[dict[str, Any]]:
@@ -166,7 +166,7 @@ def _rows(rollout: Rollout, episode: Episode, trains: set[str]) -> list[dict[str
         calls = [event for event in episode.remains if isinstance(event, RoleCall)]
         first = {call.id: (call, episode.play, order) for order, call in enumerate(calls)}
     paths = (*episode.trajectories, *episode.candidates)
-    unscored = {name for path in paths for name, said in path.scores.items() if any(one.value is None for one in said.values())}
+    unscored = {name for path in paths for name, scores in path.scores.items() if any(score.value is None for score in scores.values())}
     rows = []
     for call, branch, order in first.values():
         excluded = ""

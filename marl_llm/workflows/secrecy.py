@@ -55,7 +55,7 @@ class Known(NamedTuple):
 
     def wrote(self, fields: Iterable[str], origin: Origin | None) -> Known:
         """After these fields were written, hidden if they have an origin."""
-        kept = {field: one for field, one in self.fields.items() if field not in fields}
+        kept = {field: old for field, old in self.fields.items() if field not in fields}
         return self._replace(fields=kept if origin is None else {**kept, **dict.fromkeys(fields, origin)})
 
 
@@ -194,13 +194,13 @@ def _each(node: Each, known: Known) -> Known:
     return known
 
 
-def _meet(ways: Iterable[Known | None]) -> Known | None:
-    """Hidden after several ways: what is hidden after any. Ways that never arrive do not count."""
-    arriving = [way for way in ways if way is not None]
+def _meet(paths: Iterable[Known | None]) -> Known | None:
+    """Hidden after several paths: what is hidden after any. Paths that never arrive do not count."""
+    arriving = [path for path in paths if path is not None]
     if not arriving:
         return None
     fields: dict[str, Origin] = {}
-    for way in arriving:
-        for field, origin in way.fields.items():
+    for path in arriving:
+        for field, origin in path.fields.items():
             fields.setdefault(field, origin)
-    return Known(fields, next((way.control for way in arriving if way.control), None))
+    return Known(fields, next((path.control for path in arriving if path.control), None))

@@ -296,7 +296,7 @@ def report_episodes(
             calls = [event for event in events if isinstance(event, RoleCall)]
             steps = [_reported(call, [(other, rows[task.number, other.id]) for other in siblings[call.group]], worth) for call in calls]
             tools = _tools(rollout, task, events)
-            played = head | outcome | {"episode": name, "turns": turns, "steps": [said for said, _ in steps], "tools": tools}
+            played = head | outcome | {"episode": name, "turns": turns, "steps": [record for record, _ in steps], "tools": tools}
             yield played, {"episode": name, "steps": [drawn for _, drawn in steps]}
 
 
@@ -347,8 +347,8 @@ def _reported(
     for responses_drawn, (other, row) in zip(drawn, group):
         responses_drawn |= {} if other.entropy is None else {"entropy": other.entropy}
         responses_drawn |= {"advantage": advantages[row.instance, other.id]} if (row.instance, other.id) in advantages else {}
-    said = {"turn": call.turn, "role": call.role, "prompt": call.prompt, "group": call.group, "responses": responses}
-    return said, {"turn": call.turn, "role": call.role, "prompt_ids": np.asarray(call.prompt_ids, np.int32), "responses": drawn}
+    record = {"turn": call.turn, "role": call.role, "prompt": call.prompt, "group": call.group, "responses": responses}
+    return record, {"turn": call.turn, "role": call.role, "prompt_ids": np.asarray(call.prompt_ids, np.int32), "responses": drawn}
 
 
 def _tools(rollout: Rollout, task: Task, events: Sequence[Event]) -> list[dict[str, Any]]:

@@ -176,11 +176,11 @@ class _Line:
         """A thread's life."""
         while call is not None:
             try:
-                found, error = call.context.run(call.carry_out), None
+                result, error = call.context.run(call.carry_out), None
             except SystemExit as raised:  # which would end the loop, and the run without a word
-                found, error = None, RuntimeError(f"it called sys.exit({raised.code!r})")
+                result, error = None, RuntimeError(f"it called sys.exit({raised.code!r})")
             except BaseException as raised:  # whatever it is, it belongs to the one who awaits
-                found, error = None, raised
+                result, error = None, raised
             with self._lock:
                 call.ended = True  # before anyone hears of it, so that nobody takes this thread for a lost one
                 if call.left:
@@ -191,8 +191,8 @@ class _Line:
                 self._serve()
                 stays = not self._closed
                 self._idle += stays
-            call.mailbox.put(call.future, found, error)
-            del found, error
+            call.mailbox.put(call.future, result, error)
+            del result, error
             call = self._next() if stays else None
 
     def _next(self) -> _Call | None:

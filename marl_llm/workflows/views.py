@@ -58,10 +58,10 @@ class ActionView:
     @property
     def after(self) -> dict[str, Any]:
         """The open fields after the action and the tools that it caused."""
-        found = {**self.before, **self.call.writes}
+        fields = {**self.before, **self.call.writes}
         for use in self.observations:
-            found |= use.writes
-        return found
+            fields |= use.writes
+        return fields
 
     @property
     def own_earlier(self) -> tuple[RoleCall, ...]:
