@@ -9,7 +9,7 @@ FAULTS = {
         "another layout takes a base's place": ("and served_stacked(self.config, params, self.mesh) != self._layers_stacked", "and False"),
     },
     (S + "engine.py", T + "test_adapters.py"): {
-        "schedulers of both layouts share a pool": ("shape_of(c, size, served_stacked(c, next(iter(some.values())), mesh))", "shape_of(c, size)"),
+        "schedulers of both layouts share a pool": ("shape_of(c, size, served_stacked(c, next(iter(members.values())), mesh))", "shape_of(c, size)"),
     },
     (S + "engine.py", "tests/training/test_copies.py"): {
         "an engine that is closed keeps its memory": ("            scheduler.release()\n", "            pass\n"),
@@ -25,7 +25,7 @@ FAULTS = {
         "an accelerator adds up rounded weights": ("weights.dtype)), precision=\"highest\")", "weights.dtype)))"),
         "top-p sees what top-k dropped": ("jax.nn.softmax(jnp.where(keep, z, -jnp.inf), axis=-1)", "jax.nn.softmax(z, axis=-1)"),
         "min-p is absolute": ("settings.min_p[..., None] * jnp.max(p, axis=-1, keepdims=True)", "settings.min_p[..., None]"),
-        "all tokens of a tie are kept": ("jnp.any(jnp.sum(at, axis=-1) > wanted)", "jnp.any(jnp.sum(at, axis=-1) < 0)"),
+        "all tokens of a tie are kept": ("jnp.any(jnp.sum(tied, axis=-1) > wanted)", "jnp.any(jnp.sum(tied, axis=-1) < 0)"),
         "the entropy is the tempered one": ("p_raw = jnp.exp(raw)", "p_raw = jnp.exp(raw / temperature[..., None])"),
         "a token of probability 0 can be drawn": (
             "jnp.argmax(cumulative > threshold[..., None], axis=-1)", "jnp.argmax(cumulative >= threshold[..., None], axis=-1)"

@@ -115,13 +115,13 @@ class Drafter:
 
     def drafts(self, running: Sequence[SequenceState]) -> dict[SequenceState, Draft]:
         """A draft for each request that has one."""
-        found = {}
+        drafts = {}
         for sequence in running:
             most = min(self.draft_tokens, sequence.request.max_tokens - sequence.drawn - 1)  # one more is drawn in any case
             draft = copy_draft(sequence.ids[: sequence.size], self._said_of(sequence), most)
             if draft is not None:
-                found[sequence] = draft
-        return found
+                drafts[sequence] = draft
+        return drafts
 
     def rate(self, sequence: SequenceState, draft: Draft) -> float:
         """The probability that the next token of a draft is accepted, from the request's own drafts and from all with such a match."""
@@ -156,14 +156,14 @@ class Drafter:
         return accepted
 
     def measure(self, places: int, columns: int, seconds: float) -> None:
-        """Takes the seconds of a step into account. One that something else held up counts as little more than usual."""
+        """Updates the mean seconds of a step; an outlier counts as little more than usual."""
         before = self._seconds.get((places, columns), seconds)
         self._seconds[places, columns] = 0.8 * before + 0.2 * min(seconds, 1.5 * before)
 
     def leave(self, sequence: SequenceState) -> None:
-        """A request is answered: others of its task may quote it."""
-        said = sequence.ids[sequence.size - sequence.drawn : sequence.size]
-        self._said[self._task(sequence)] = np.concatenate([self._said_of(sequence), said, [NO_TOKEN]])[-MOST_TOKENS:].astype(np.int32)
+        """Keeps the response of an answered request: drafts for others of its task may copy from it."""
+        response = sequence.ids[sequence.size - sequence.drawn : sequence.size]
+        self._said[self._task(sequence)] = np.concatenate([self._said_of(sequence), response, [NO_TOKEN]])[-MOST_TOKENS:].astype(np.int32)
         self._said.move_to_end(self._task(sequence))
         while len(self._said) > MOST_TASKS:
             self._said.popitem(last=False)

@@ -96,15 +96,15 @@ class Engine:
 
         named = tokenizers or {}
         parts = grouped(models, of, named)
-        pages = [shape_of(c, size, served_stacked(c, next(iter(some.values())), mesh)) for some, c, size, _ in parts]
+        pages = [shape_of(c, size, served_stacked(c, next(iter(members.values())), mesh)) for members, c, size, _ in parts]
         sharing = collections.Counter(shape for shape, (_, _, size, _) in zip(pages, parts, strict=True) if size.block_pool == "shared")
         stores = {}
-        for shape, (some, c, size, _) in zip(pages, parts, strict=True):
+        for shape, (members, c, size, _) in zip(pages, parts, strict=True):
             if shape in sharing and shape not in stores:
-                stores[shape] = PageStore("+".join(some), c, size, mesh, sharing[shape], shape.stacked)
+                stores[shape] = PageStore("+".join(members), c, size, mesh, sharing[shape], shape.stacked)
         self._all = [
-            Scheduler(some, c, size, key, mesh, words, stores.get(shape))
-            for shape, (some, c, size, words) in zip(pages, parts, strict=True)
+            Scheduler(members, c, size, key, mesh, words, stores.get(shape))
+            for shape, (members, c, size, words) in zip(pages, parts, strict=True)
         ]
         self._schedulers = {name: scheduler for scheduler in self._all for name in scheduler.names}
         self._scorers = {scheduler.name: PromptScorer(scheduler) for scheduler in self._all}
@@ -173,12 +173,12 @@ class Engine:
         """What a model says of the tokens of each prompt, and the `top_k` likeliest in their places; nothing is drawn. A prompt has 1 to
         `prompt_tokens + response_tokens` ids. Raises `RequestError`, or `EngineError` if the engine stops."""
         scorer = self._scorers[self._scheduler(model).name]
-        asked = [scorer.check(model, ids, top_k) for ids in prompts]
+        requests = [scorer.check(model, ids, top_k) for ids in prompts]
         with self._lock:
             self._raise_if_stopped()
-            scorer.waiting.extend(asked)
+            scorer.waiting.extend(requests)
             self._changed.notify_all()
-        return [one.future.result() for one in asked]
+        return [request.future.result() for request in requests]
 
     def set_params(self, model: str, params: dict) -> None:
         """New parameters: every request submitted after this call sees them. Returns when they are in force.
@@ -253,7 +253,7 @@ class Engine:
         self._changed.notify_all()
 
     def _release(self, burst: list[tuple[Scheduler, SequenceState]]) -> None:
-        """In an event loop: a burst is over. What has no room in the queue stands in line for it."""
+        """Submits a burst, in its event loop. Requests that the queue has no room for wait in order."""
         with self._lock:
             stopped = self._stopped()
             if not stopped:
@@ -293,7 +293,7 @@ class Engine:
             self._closing = True
             lost = [t for scheduler in self._all for t in scheduler.sequences]
             lost += [t for _, t in (*self._inbox, *self._overflow)]
-            lost += [asked for scorer in self._scorers.values() for asked in (*scorer.waiting, *scorer.active)]
+            lost += [request for scorer in self._scorers.values() for request in (*scorer.waiting, *scorer.active)]
             futures = [t.future for t in lost] + [f for *_, f in self._updates] + [f for fs in self._swaps.values() for f in fs]
             self._space_available.notify_all()
         self._fail(futures)
@@ -308,11 +308,11 @@ class Engine:
 
     def _deliver(self, mailbox: Mailbox, answer: asyncio.Future, done: Future) -> None:
         error = done.exception()
-        found = None if error else done.result()
+        result = None if error else done.result()
         if self._stopped():  # nobody comes to tell of it, and this may be another thread than the engine's
-            mailbox.put(answer, found, error)
+            mailbox.put(answer, result, error)
         else:
-            mailbox.lay(answer, found, error)
+            mailbox.lay(answer, result, error)
             self._pending.add(mailbox)
 
     def _flush(self) -> None:

@@ -150,7 +150,7 @@ def _rules(mesh: Mesh | None):
 
 
 def _given(vector: Int[Array, "words"], layout: Layout, mesh: Mesh | None) -> Any:
-    """What the host gave, whole on every device. Where that is not said, XLA's partitioner makes a copy of every layer's pages."""
+    """The host's inputs, replicated on every device. Without this constraint XLA's partitioner copies every layer's pages."""
     given = unpacked(vector, layout)
     if mesh is None:
         return given
@@ -246,8 +246,8 @@ def accept_drafts(
         return (follows, state, alive), counts
 
     drafts = jnp.roll(a.tokens.T, -1, axis=0)  # the draft's token for what a column draws
-    every = jnp.ones(a.new.shape, bool)
-    (_, state, alive), where = jax.lax.scan(accept_column, (every, a.sampling.state, every), (drawn, drafts, jnp.arange(drawn.shape[0])))
+    active = jnp.ones(a.new.shape, bool)
+    (_, state, alive), where = jax.lax.scan(accept_column, (active, a.sampling.state, active), (drawn, drafts, jnp.arange(drawn.shape[0])))
     return where, state, alive
 
 
@@ -277,7 +277,7 @@ def decode(
         _, step, alive, *_ = carry
         return (step < chunk) & jnp.any(alive)
 
-    def one(carry):
+    def decode_step(carry):
         out, step, alive, own, token, state = carry
         cache = [PagedCache(old, *new) for old, new in zip(pages, own, strict=True)]
         where = PagedMask(lists, step)
@@ -297,7 +297,7 @@ def decode(
 
     with _rules(mesh):
         carry = (out, jnp.int32(0), rows.alive, own, rows.token, rows.sampling.state)
-        out, _, alive, own, _, state = jax.lax.while_loop(more, one, carry)
+        out, _, alive, own, _, state = jax.lax.while_loop(more, decode_step, carry)
     parts = rows.target.shape[0]
     base, offset = rows.target[:, :, 0], (rows.length % t).reshape(parts, s // parts)
     pages = _stored(pages, [(keys.swapaxes(-1, -2), values) for keys, values in own], base, rows.target, offset)
@@ -305,7 +305,7 @@ def decode(
 
 
 def _drawn(*rows: int, width: int) -> SampledToken:
-    """What has the shapes of draws."""
+    """Shapes and dtypes of draws."""
     i32, f32 = (functools.partial(jax.ShapeDtypeStruct, dtype=dtype) for dtype in (np.int32, np.float32))
     return SampledToken(i32(rows), f32(rows), f32(rows), f32(rows), *(i32((*rows, width)), f32(rows)) if width else (None, None))
 

@@ -31,7 +31,7 @@ class Node:
 
     @property
     def findable(self) -> bool:
-        """Whether all that it holds, and all before it, was computed with the parameters of now."""
+        """Whether all that it holds, and all before it, was computed with the current parameters."""
         return self.root is not None and not self.root.stale
 
     def adopt(self, child: Node) -> None:
@@ -42,9 +42,9 @@ class Node:
     def leave(self, child: Node) -> None:
         """Takes a page away from here."""
         first = int(child.tokens[0])
-        some = self.children.get(first, {})
-        some.pop(child, None)
-        if not some:
+        siblings = self.children.get(first, {})
+        siblings.pop(child, None)
+        if not siblings:
             self.children.pop(first, None)
 
 
@@ -73,7 +73,7 @@ class PagePool:
         self.free.sort(reverse=True)
 
     def root(self, model: int = 0) -> Node:
-        """Where the sequences of a model begin; what adapters computed is for the same adapters only."""
+        """The root of a model's tree of pages: models with different adapters share no pages."""
         if model not in self._roots:
             self._roots[model] = Node(-1, None, self._nothing)
             self._roots[model].root = self._roots[model]

@@ -86,9 +86,9 @@ class PromptScorer:
             return []
         shape, sizes = self.waiting[0].shape, self._scheduler.sizes
         most = 0 if sizes.batch_invariant else PROGRAM_TOKENS // shape[0]
-        self.active = [asked for asked in self.waiting if asked.shape == shape][: max(self._scheduler.parts, most)]
+        self.active = [request for request in self.waiting if request.shape == shape][: max(self._scheduler.parts, most)]
         taken = set(self.active)
-        self.waiting = collections.deque(asked for asked in self.waiting if asked not in taken)
+        self.waiting = collections.deque(request for request in self.waiting if request not in taken)
         return self.active
 
     def score(self, batch: Sequence[ScoringRequest]) -> None:
@@ -96,18 +96,18 @@ class PromptScorer:
         scheduler, (length, top_k) = self._scheduler, batch[0].shape
         count = scheduler.parts * bucket(-(-len(batch) // scheduler.parts))
         tokens, lengths, models = np.zeros((count, length), np.int32), np.ones(count, np.int32), np.zeros(count, np.int32)
-        for row, asked in enumerate(batch):
-            tokens[row, : len(asked.ids)], lengths[row] = asked.ids, len(asked.ids)
-            models[row] = scheduler.names.index(asked.model)
+        for row, request in enumerate(batch):
+            tokens[row, : len(request.ids)], lengths[row] = request.ids, len(request.ids)
+            models[row] = scheduler.names.index(request.model)
         with Timed(scheduler.name, scheduler.stats, scheduler.shapes, ("score", count, length, top_k)):
             table = score_prompts(scheduler.config, scheduler.weights.params, tokens, lengths, models, top_k=top_k, mesh=scheduler.mesh)
             log_probs, ranks, top_ids, top_log_probs = map(np.asarray, table)
         scheduler.stats["scored_tokens"] += int(lengths[: len(batch)].sum())
-        for row, asked in enumerate(batch):
-            known, top = slice(len(asked.ids) - 1), (row, slice(len(asked.ids) - 1), slice(asked.top_k))
-            version = scheduler.weights.versions[asked.model]
+        for row, request in enumerate(batch):
+            known, top = slice(len(request.ids) - 1), (row, slice(len(request.ids) - 1), slice(request.top_k))
+            version = scheduler.weights.versions[request.model]
             scores = PromptScores(log_probs[row, known], ranks[row, known], top_ids[top], top_log_probs[top], version)
-            asked.future.set_result(scores)
+            request.future.set_result(scores)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "top_k", "mesh"))

@@ -83,7 +83,7 @@ class Scheduler:
         self.stats = collections.Counter()
         weights = sum(x.size for x in jax.tree.leaves(next(iter(models.values()))))
         small = SMALL.get(self.store.platform, 1e12) > 2 * PROGRAM_TOKENS * weights
-        self.few = small and not sizes.batch_invariant  # shapes of programs: what an empty place costs is less than another program
+        self.few = small and not sizes.batch_invariant  # few program shapes: an empty place costs less than another program
         self.rules = RuleTable(config.vocab_size, sizes.rule_states, 16 if self.few else 4)
         self.between = sizes.piece or (PIECE.get(self.store.platform, 512) if not small else 512)  # tokens of prompts between two chunks
         self.piece = self.page if sizes.batch_invariant else self.between  # tokens of a prompt in one program, at most
@@ -105,8 +105,8 @@ class Scheduler:
     def swap(self) -> None:
         """Takes the new parameters and forgets the keys and values of the old ones.
 
-        Who decodes goes on with the new ones behind keys and values of the old ones, which nobody else is to find. A prompt that is not
-        computed to its end begins again, so that those who share it still can.
+        Running requests continue with the new ones on keys and values of the old ones, which no other request may reuse. A prompt that
+        is not complete begins again, so that others can still share it.
         """
         changed = tuple(self.weights.pending)
         for sequence in [t for t in self.prefilling if t.request.model in changed]:
@@ -121,7 +121,7 @@ class Scheduler:
             sequence.version = self.weights.versions[sequence.request.model]
 
     def release(self) -> None:
-        """Gives up what it has on the devices; nothing can be asked of it any more."""
+        """Frees its device memory; it serves no further requests."""
         self.store.pages, self.weights.params = [], None
         self.rules.clear()
 
@@ -160,15 +160,15 @@ class Scheduler:
         """Gives a request a place and the pages of what it has so far, shared where others hold the same. False if there is no room."""
         taken = collections.Counter(t.part for t in (*self.prefilling, *self.running))
         ids = np.asarray(sequence.request.prompt, np.int32) if sequence.ids is None else sequence.ids[: sequence.size]
-        found = []
+        choices = []
         for part, pool in enumerate(self.pools):
             if taken[part] < self.sizes.max_num_seqs // self.parts:
                 chain, last, common = pool.find(ids, self._model(sequence), math.inf if self.sizes.batch_invariant else self.sizes.reuse)
                 common -= len(chain) * self.page + common == len(ids) and common > 0  # the last token is computed for what follows it
-                found.append((len(chain) * self.page + common, -taken[part], -part, chain, last, common))
-        if not found:
+                choices.append((len(chain) * self.page + common, -taken[part], -part, chain, last, common))
+        if not choices:
             return False
-        kept, _, part, chain, last, common = max(found, key=lambda x: x[:3])
+        kept, _, part, chain, last, common = max(choices, key=lambda x: x[:3])
         if self.sizes.batch_invariant:  # whole pages alone, and of a prompt that is all there the last is computed again, as alone
             chain = chain[: (len(ids) - 1) // self.page]
             kept = len(chain) * self.page
@@ -216,7 +216,7 @@ class Scheduler:
             sequence.source = None
 
     def _grown(self, sequence: SequenceState, tokens: int) -> None:
-        """Says that the keys and values of so many further tokens are in pages."""
+        """Notes that the keys and values of `tokens` further tokens are in pages."""
         pool, begin = self.pools[sequence.part], sequence.cached // self.page
         sequence.cached += tokens
         if self.sizes.batch_invariant and sequence.drawn:
@@ -250,9 +250,9 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------------ admission
     def admit(self) -> tuple[int, bool]:
-        """Lets waiting requests in while there is room, and computes one program's worth of what is to be computed of those that entered.
+        """Admits waiting requests while there is room, and runs one program on the prompts of those that entered.
 
-        Returns how many were let in for the first time, and whether to go on before the next chunk: not once a piece of a long prompt was
+        Returns how many were admitted for the first time, and whether to go on before the next chunk: not once a piece of a long prompt was
         computed while others decode, so that nobody waits for a whole one. With new parameters pending only paused requests go on.
         """
         self.starved = None
@@ -280,12 +280,12 @@ class Scheduler:
         self.waiting.extend(apart)
         if not self.prefilling:
             return entered, False
-        whole = self._run_admission()
+        finished = self._run_admission()
         self._computed += self.piece
-        return entered, whole or not self.running or self._computed < self.between
+        return entered, finished or not self.running or self._computed < self.between
 
     def _waits_for_shared_prefix(self, sequence: SequenceState) -> bool:
-        """Whether one that is being computed will leave more to take over than there is now."""
+        """Whether a prompt that is being computed will share a longer prefix with this one than it does now."""
         if sequence.size <= self.sizes.reuse and len(sequence.request.prompt) <= self.sizes.reuse:
             return False  # all but the last token may be taken over
         ids = np.asarray(sequence.request.prompt, np.int32) if sequence.ids is None else sequence.ids[: sequence.size]
@@ -299,7 +299,7 @@ class Scheduler:
         return False
 
     def _same_shape_batch(self) -> tuple[list[SequenceState], bool, int]:
-        """Whose next pieces are the next program, as far as there is room in it; whether it reads pages; its length in tokens."""
+        """(requests whose next pieces fill the next program, whether it reads pages, its length in tokens)."""
         first = min(self.prefilling, key=lambda t: t.number)
         least = 16 if self.few else self.piece if self.sizes.batch_invariant else 8
 
@@ -313,35 +313,35 @@ class Scheduler:
         return same, *shape(same[0])
 
     def _run_admission(self) -> bool:
-        """The next piece of the oldest that enter, as many as belong into one program. Whether it was the last of all of them."""
+        """Computes the next pieces of the oldest prompts in one program. Returns whether all these prompts are complete."""
         sizes = self.sizes
         same, reuses, length = self._same_shape_batch()
         few, many = together(sizes, sizes.max_num_seqs // self.parts, length, max(2 * self.between, PROGRAM_TOKENS), self.few)
         parts = [[t for t in same if t.part == part][:many] for part in range(self.parts)]
         most = max(map(len, parts))
         b = 1 if most == 1 and not sizes.batch_invariant and not self.few else few if most <= few else many
-        rows = [(part * b + i, t) for part, some in enumerate(parts) for i, t in enumerate(some)]
+        rows = [(part * b + i, t) for part, members in enumerate(parts) for i, t in enumerate(members)]
         n = self.parts * b
         counts = [next_piece(t, self.piece, self.far) for _, t in rows]
-        given = [(i, t, t.ids[t.cached : t.cached + count]) for (i, t), count in zip(rows, counts, strict=True)]
+        pieces = [(i, t, t.ids[t.cached : t.cached + count]) for (i, t), count in zip(rows, counts, strict=True)]
         rules, (truncates, kept_width) = self.rules.arrays(), truncation([t.request.settings for _, t in rows])
-        a = Admission(*new_tokens(given, (n, length), self.store), sampling_metadata(n, rows, self.rules.starts, self.names))
+        a = Admission(*new_tokens(pieces, (n, length), self.store), sampling_metadata(n, rows, self.rules.starts, self.names))
         with self._program("admit", n, length, not reuses, truncates, kept_width, rules.table.shape, len(rules.classes)):
             done = self._run(admit, a, rules, entered_layout(n, kept_width), fresh=not reuses, truncates=truncates, width=kept_width)
         state, alive = done.state.tolist(), done.alive.tolist()
         self.stats["admit_programs"] += 1
         self.stats["computed_tokens"] += sum(counts)
-        whole = True
+        finished = True
         for (i, sequence), count in zip(rows, counts, strict=True):
             self._copied(sequence)
             self._grown(sequence, count)
             if sequence.cached < sequence.size:
-                whole = False
+                finished = False
                 continue
             self.prefilling.remove(sequence)
             self.running.append(sequence)
             self._took(sequence, done.drawn, (slice(i, i + 1),), 0, state[i], alive[i])
-        return whole
+        return finished
 
     def _took(self, sequence: SequenceState, drawn: SampledToken, at: tuple, cached: int, state: int, alive: bool) -> None:
         """Takes over what a program drew for a request and that it computed `cached` tokens, and answers the request if it has ended."""
@@ -384,19 +384,19 @@ class Scheduler:
         own_pages, of = self.sizes.batch_invariant, (rows, s, self.parts)
         lists = page_table(*of, self.room) if own_pages else page_lists(*of, self.page, self.config.windowed)
         rules, (truncates, width) = self.rules.arrays(), truncation([t.request.settings for _, t in rows])
-        given = Row(*last_tokens(rows, n, chunk, self.store), sampling_metadata(n, rows, self.rules.starts, self.names))
+        batch = Row(*last_tokens(rows, n, chunk, self.store), sampling_metadata(n, rows, self.rules.starts, self.names))
         entries, shape = [x.page.shape[1] for x in lists if not own_pages], (*rules.table.shape, len(rules.classes))
         with self._program("decode", chunk, n, *entries, truncates, width, shape):
-            done = self._run(decode, (given, lists), rules, decoded_layout(chunk, n, width), chunk=chunk, truncates=truncates, width=width)
+            done = self._run(decode, (batch, lists), rules, decoded_layout(chunk, n, width), chunk=chunk, truncates=truncates, width=width)
         return self._decoded(rows, done, drafts)
 
     def _verify(self, rows: list[tuple[int, SequenceState]], s: int, columns: int, drafts: Mapping[SequenceState, Draft]) -> int:
         """A step of `rows` with up to `columns` - 1 tokens of each one's draft. Returns 1: it is one step."""
         n, nothing = self.parts * s, Draft(np.zeros(0, np.int32), 0)
         used = {t: dataclasses.replace(draft, tokens=draft.tokens[: columns - 1]) for t, draft in drafts.items()}
-        given = [(i, t, np.concatenate([t.last_token, used.get(t, nothing).tokens])) for i, t in rows]
+        pieces = [(i, t, np.concatenate([t.last_token, used.get(t, nothing).tokens])) for i, t in rows]
         rules, (truncates, width) = self.rules.arrays(), truncation([t.request.settings for _, t in rows])
-        a = Admission(*new_tokens(given, (n, columns), self.store), sampling_metadata(n, rows, self.rules.starts, self.names))
+        a = Admission(*new_tokens(pieces, (n, columns), self.store), sampling_metadata(n, rows, self.rules.starts, self.names))
         with self._program("verify", columns, n, truncates, width, rules.table.shape, len(rules.classes)):
             done = self._run(verify, a, rules, decoded_layout(columns, n, width), truncates=truncates, width=width)
         extra = int(done.chunk.where[1:, [i for i, _ in rows]].sum())
@@ -421,11 +421,11 @@ class Scheduler:
             self._took(sequence, drawn, (slice(0, count), i), count, state[i], alive[i])  # cached: all but the last one drawn
         return steps
 
-    def _run(self, program: Callable, given: Any, rules: Rules, gives: Layout, **how: Any) -> Any:
-        """What a program makes of what it is given; one array goes to the devices, and one comes back. It takes over the pages."""
-        before, layout = self.store.pages, layout_of(given)
+    def _run(self, program: Callable, inputs: Any, rules: Rules, gives: Layout, **how: Any) -> Any:
+        """Runs a program: one array goes to the devices, and one comes back. The pages are donated."""
+        before, layout = self.store.pages, layout_of(inputs)
         pages, out = program(
-            self.config, self.weights.params, before, packed(given), rules, self.root, mesh=self.mesh, layout=layout, **how
+            self.config, self.weights.params, before, packed(inputs), rules, self.root, mesh=self.mesh, layout=layout, **how
         )
         self.store.place(pages)
         self.on_idle()
@@ -434,7 +434,7 @@ class Scheduler:
         return done
 
     def _record_peak(self) -> None:
-        """Notes the fullest moment: pages that are held, and the tokens that are needed of them (shared ones once)."""
+        """Notes the peak: pages that are held, and the tokens that are needed of them (shared ones once)."""
         if sum(pool.owned for pool in self.pools) > self.stats["most_pages"]:
             self.stats["most_pages"], self.stats["tokens_then"] = self.store.held()
 

@@ -121,7 +121,7 @@ class SequenceState:
         return self.request.timeout is not None and now - self.submitted >= self.request.timeout
 
     def answer(self, finish: str) -> None:
-        """Hands over what there is. Whoever asked may have given up meanwhile."""
+        """Resolves the future with what was drawn. The caller may have cancelled it meanwhile."""
         most = self.request.settings.max_kept
         real, nothing = np.zeros(0, np.float32), np.zeros(0, np.int32)
         empty = SampledToken(nothing, real, real, real, *(None, None) if most is None else (np.zeros((0, most), np.int32), real))
@@ -163,9 +163,9 @@ def truncation(settings: list[SamplingParams]) -> tuple[bool, int]:
 
 
 def drawn_otherwise(sequence: SequenceState, others: Iterable[SequenceState]) -> bool:
-    """Whether a request's draws are another program than those of the others."""
-    mine = truncation([sequence.request.settings])
-    return any(truncation([t.request.settings]) != mine for t in others)
+    """Whether a request's truncation needs another program than the others'."""
+    own = truncation([sequence.request.settings])
+    return any(truncation([t.request.settings]) != own for t in others)
 
 
 def never_served(request: Request, name: str, vocab_size: int, sizes: EngineConfig, page: int, pages: int) -> str | None:
@@ -277,11 +277,11 @@ def page_lists(rows: list[tuple[int, SequenceState]], s: int, parts: int, size: 
     """Who reads which pages: pages of one row, and pages that several rows share, of up to `GROUP` rows; `entry_pages` an entry.
 
     A part has s rows, and a page `size` tokens. `windowed`: the lists say where each page begins."""
-    found: list[dict[tuple[int, ...], list[_ReadPage]]] = [{} for _ in range(parts)]  # by the rows that read them
+    by_rows: list[dict[tuple[int, ...], list[_ReadPage]]] = [{} for _ in range(parts)]  # by the rows that read them
     readers: list[dict[_ReadPage, list[int]]] = [{} for _ in range(parts)]
     for i, sequence in rows:
         row, last = i % s, sequence.cached // size
-        own = found[sequence.part].setdefault((row,), [])
+        own = by_rows[sequence.part].setdefault((row,), [])
         for number, node in enumerate(sequence.nodes[:last]):
             page = _ReadPage(node.page, size, number * size)
             if node.owners >= SHARED:
@@ -289,16 +289,16 @@ def page_lists(rows: list[tuple[int, SequenceState]], s: int, parts: int, size: 
             else:
                 own.append(page)
     for part, pages in enumerate(readers):
-        for page, some in pages.items():
-            for at in range(0, len(some), GROUP):
-                group = some[at : at + GROUP]
+        for page, sharing in pages.items():
+            for at in range(0, len(sharing), GROUP):
+                group = sharing[at : at + GROUP]
                 for several in [tuple(group)] if len(group) >= SHARED else [(row,) for row in group]:
-                    found[part].setdefault(several, []).append(page)
+                    by_rows[part].setdefault(several, []).append(page)
     for i, sequence in rows:
         if more := sequence.cached % size:
             page = sequence.nodes[sequence.cached // size].page
-            found[sequence.part][i % s,].append(_ReadPage(page, more, sequence.cached - more))
-    single, shared = ([{who: x for who, x in part.items() if (len(who) > 1) == many} for part in found] for many in (False, True))
+            by_rows[sequence.part][i % s,].append(_ReadPage(page, more, sequence.cached - more))
+    single, shared = ([{who: x for who, x in part.items() if (len(who) > 1) == many} for part in by_rows] for many in (False, True))
     lists = _page_list(single, 1, s, size), _page_list(shared, GROUP, s, size)
     return lists if windowed else tuple(x._replace(first=None) for x in lists)
 
@@ -313,14 +313,14 @@ def page_table(rows: list[tuple[int, SequenceState]], s: int, parts: int, room: 
 
 def _page_list(parts: list[dict[tuple[int, ...], list[_ReadPage]]], group: int, s: int, page: int) -> PageList:
     run = entry_pages(page, group)
-    cut = [[(who, pages[at : at + run]) for who, pages in part.items() for at in range(0, len(pages), run)] for part in parts]
-    most = max(map(len, cut))
+    entries_of_parts = [[(who, pages[at : at + run]) for who, pages in part.items() for at in range(0, len(pages), run)] for part in parts]
+    most = max(map(len, entries_of_parts))
     room = max(block_pages(page), bucket(most, ENTRIES // max(group, run), 16))  # whole blocks
     pages, first = (np.zeros((len(parts), room, run), np.int32) for _ in range(2))
     rows, length = np.full((len(parts), room, group), s, np.int32), np.zeros((len(parts), room), np.int32)
-    for part, entries in enumerate(cut):
-        for i, (who, some) in enumerate(entries):
+    for part, entries in enumerate(entries_of_parts):
+        for i, (who, run_pages) in enumerate(entries):
             rows[part, i, : len(who)] = who
-            pages[part, i, : len(some)], first[part, i, : len(some)] = [x.page for x in some], [x.first for x in some]
-            length[part, i] = (len(some) - 1) * page + some[-1].tokens
+            pages[part, i, : len(run_pages)], first[part, i, : len(run_pages)] = [x.page for x in run_pages], [x.first for x in run_pages]
+            length[part, i] = (len(run_pages) - 1) * page + run_pages[-1].tokens
     return PageList(pages, rows, length, np.int32(most), first)

@@ -122,7 +122,7 @@ def _make_rule(vocab_size: int, stop_ids: tuple[int, ...], strings: tuple[bytes,
     kinds: dict[object, int] = {b"": 0}  # what tells one class of tokens from another -> its number
     members: list[bytes] = [b""]  # bytes of one token of each class; none: every state stays
     classes = np.zeros(vocab_size, np.int32)
-    whole = b"".join(string + b"\xff" for string in strings)  # no text has the byte 0xff
+    joined = b"".join(string + b"\xff" for string in strings)  # no text has the byte 0xff
     tails = {string[start:] for string in strings for start in range(len(string))}
     first = {tail[0] for tail in tails}
     for i, piece in enumerate(pieces):
@@ -130,7 +130,7 @@ def _make_rule(vocab_size: int, stop_ids: tuple[int, ...], strings: tuple[bytes,
             continue
         # A match that began before the token goes on through it (it lies within a string), ends in it (it begins with the end of one),
         # or falls back to one that begins in the token: then only the state behind the token alone counts.
-        if piece in whole:
+        if piece in joined:
             kind: object = piece
         else:
             ended = tuple(n for n in range(1, len(piece)) if piece[:n] in tails) if piece[0] in first else ()

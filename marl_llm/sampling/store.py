@@ -63,8 +63,8 @@ class PageStore:
     def __init__(self, name: str, config: ModelConfig, sizes: EngineConfig, mesh: Mesh | None, count: int = 1, stacked: bool = False):
         self.mesh, self._models = mesh, 0
         self.schedulers: list[Tenant] = []
-        ways = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
-        self.parts = ways if sizes.max_num_seqs % ways == 0 else 1
+        shards = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+        self.parts = shards if sizes.max_num_seqs % shards == 0 else 1
         self.platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
         self.page = sizes.page or PAGE.get(self.platform, 16)
         self.page_bytes = page_bytes(config, self.page)
@@ -109,7 +109,7 @@ class PageStore:
     def youngest(self, part: int) -> tuple[Tenant, SequenceState]:
         """Of all that hold pages of a part, the last that was submitted."""
         held = ((scheduler, sequence) for scheduler in self.schedulers for sequence in (*scheduler.prefilling, *scheduler.running))
-        return max((one for one in held if one[1].part == part), key=lambda one: one[1].number)
+        return max((holder for holder in held if holder[1].part == part), key=lambda holder: holder[1].number)
 
     def held(self) -> tuple[int, int]:
         """Pages that have an owner, and the tokens that are needed of them (shared ones once)."""

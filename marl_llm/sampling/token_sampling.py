@@ -131,24 +131,24 @@ def _keep_until(
 
     lowest = jnp.full(enough.shape, jnp.iinfo(jnp.int32).min)
     border, _ = jax.lax.fori_loop(0, 32, halve, (lowest, jnp.full_like(lowest, jnp.iinfo(jnp.int32).max)))
-    above, at = order > border[..., None], (order == border[..., None]) & (mass > 0)
+    above, tied = order > border[..., None], (order == border[..., None]) & (mass > 0)
     missing = enough - jnp.sum(jnp.where(above, mass, 0.0), axis=-1)
-    each = jnp.max(jnp.where(at, mass, 0.0), axis=-1)
+    each = jnp.max(jnp.where(tied, mass, 0.0), axis=-1)
     wanted = jnp.ceil(missing / jnp.where(each > 0, each, 1.0))
 
     def first():
-        return at & (jnp.cumsum(at, axis=-1) <= wanted[..., None])
+        return tied & (jnp.cumsum(tied, axis=-1) <= wanted[..., None])
 
-    some = jax.lax.cond(jnp.any(jnp.sum(at, axis=-1) > wanted), first, lambda: at)  # the scan over V only where a tie straddles
-    return (above & (mass > 0)) | some
+    kept_ties = jax.lax.cond(jnp.any(jnp.sum(tied, axis=-1) > wanted), first, lambda: tied)  # the scan over V only where a tie straddles
+    return (above & (mass > 0)) | kept_ties
 
 
 def kept(z: Float[Array, "*rows V"], settings: RowSamplingParams) -> Bool[Array, "*rows V"]:
     """Which tokens may be drawn, given tempered logits: top-k, then top-p over what is left, then min-p. The likeliest always is."""
     order = _ordered(jnp.where(z == 0, 0.0, z))  # -0.0 and 0.0 are equals
-    whole = (z > -jnp.inf).astype(jnp.float32)
+    allowed = (z > -jnp.inf).astype(jnp.float32)
     size = z.shape[-1]
-    keep = _keep_until(order, whole, jnp.where(settings.top_k > 0, settings.top_k, size).astype(jnp.float32))
+    keep = _keep_until(order, allowed, jnp.where(settings.top_k > 0, settings.top_k, size).astype(jnp.float32))
     p = jax.nn.softmax(jnp.where(keep, z, -jnp.inf), axis=-1)
     nucleus = _keep_until(order, p, settings.top_p)
     keep &= nucleus | (settings.top_p >= 1.0)[..., None]

@@ -113,17 +113,17 @@ class VllmSampler:
     # ------------------------------------------------------------------------------------------------ requests
     async def generate(self, request: Request) -> Completion:
         """The answer. Raises `RequestError` for one that can never be served, `InfrastructureError` for what the server breaks."""
-        asked, version = self._asked(request), self.version
-        return self._completion(request, (await self._client.generate(asked)).outcome(), version)
+        payload, version = self._asked(request), self.version
+        return self._completion(request, (await self._client.generate(payload)).outcome(), version)
 
     def submit(self, request: Request, on_tokens: Callable[[np.ndarray | None], None] | None = None) -> Future[Completion]:
         """See `Engine.submit`; `on_tokens` gets the whole answer at once. The future's `result` raises as `generate` does."""
-        asked, version, done = self._asked(request), self.version, Future()
+        payload, version, done = self._asked(request), self.version, Future()
 
-        def answered(found: Future) -> None:
+        def answered(reply: Future) -> None:
             if done.set_running_or_notify_cancel():
                 try:
-                    completion = self._completion(request, found.result().outcome(), version)
+                    completion = self._completion(request, reply.result().outcome(), version)
                     if on_tokens is not None:
                         on_tokens(completion.tokens)
                     done.set_result(completion)
@@ -132,7 +132,7 @@ class VllmSampler:
             if on_tokens is not None:
                 on_tokens(None)
 
-        self._client.submit(asked).add_done_callback(answered)
+        self._client.submit(payload).add_done_callback(answered)
         return done
 
     def score(self, model: str, prompts: Iterable[Sequence[int]], top_k: int = 0) -> list[PromptScores]:
@@ -164,10 +164,10 @@ class VllmSampler:
         state, size = 0, 0
         while size < len(sampled.ids) and not rule.ends[state]:
             state, size = int(rule.next(state, sampled.ids[size])), size + 1
-        found = np.asarray(sampled.log_probs[:size], np.float32)
-        drawn_from = np.zeros_like(found) if request.settings.temperature == 0 else found
+        log_probs = np.asarray(sampled.log_probs[:size], np.float32)
+        drawn_from = np.zeros_like(log_probs) if request.settings.temperature == 0 else log_probs
         finish = "stop" if rule.ends[state] else "length"
-        return Completion(np.asarray(sampled.ids[:size], np.int32), found, drawn_from, None, finish, version)
+        return Completion(np.asarray(sampled.ids[:size], np.int32), log_probs, drawn_from, None, finish, version)
 
     # ------------------------------------------------------------------------------------------------ parameters
     def set_params(self, model: str, params: dict) -> None:
@@ -183,30 +183,31 @@ class VllmSampler:
         try:
             save_pretrained(place, self.config, params, dtype=self.config.compute_dtype)
             self._client.reload(str(place), label)
-            found = np.asarray(self._client.prompt_log_probs(self._probe, label), np.float32)
+            served = np.asarray(self._client.prompt_log_probs(self._probe, label), np.float32)
         except (BackendError, OSError) as error:
             shutil.rmtree(place, ignore_errors=True)
             again = "Once that is mended, the same command goes on from the last checkpoint"
             raise EngineError(f"model {self.name!r} could not be given to its sampler: {error}. {again}") from error
-        mine = np.asarray(jax.device_get(_scores(self.config, params, jnp.asarray(self._probe))), np.float32)
+        expected = np.asarray(jax.device_get(_scores(self.config, params, jnp.asarray(self._probe))), np.float32)
         try:
-            self._check(found, mine)
+            self._check(served, expected)
         except EngineError:
             shutil.rmtree(place, ignore_errors=True)
             raise
         if self._kept is not None:
             shutil.rmtree(self._kept, ignore_errors=True)
-        self._kept, self._before, self._label, self.version = place, mine, label, self.version + 1
+        self._kept, self._before, self._label, self.version = place, expected, label, self.version + 1
 
-    def _check(self, found: np.ndarray, mine: np.ndarray) -> None:
+    def _check(self, served: np.ndarray, expected: np.ndarray) -> None:
         """Raises `EngineError` unless the server's log-probs are those of the new parameters."""
-        bound, distance = confirmed_gap(self.config.compute_dtype), lambda x: float(np.max(np.abs(found - x)))
-        old = self._before is not None and bound / 100 < distance(mine) and distance(self._before) < UNCHANGED * distance(mine)
-        if not old and distance(mine) <= bound:
+        bound, gap = confirmed_gap(self.config.compute_dtype), float(np.max(np.abs(served - expected)))
+        gap_before = np.inf if self._before is None else float(np.max(np.abs(served - self._before)))
+        stale = bound / 100 < gap and gap_before < UNCHANGED * gap
+        if not stale and gap <= bound:
             return
-        why = "they are those of before" if old else f"more than {bound:g}; is it the same model, in the same dtype (vllm serve --dtype)?"
+        why = "they are those of before" if stale else f"more than {bound:g}; is it the same model, in the same dtype (vllm serve --dtype)?"
         raise EngineError(
-            f"model {self.name!r}: after the reload the server's log-probs differ from this program's by {distance(mine):.1e} nats: {why}"
+            f"model {self.name!r}: after the reload the server's log-probs differ from this program's by {gap:.1e} nats: {why}"
         )
 
     def stats(self) -> dict[str, dict[str, float | int]]:
@@ -257,20 +258,20 @@ class Samplers:
 
     def stats(self) -> dict[str, dict[str, float | int]]:
         """Of all models together."""
-        return {name: found for one in self._distinct() for name, found in one.stats().items()}
+        return {name: value for sampler in self._distinct() for name, value in sampler.stats().items()}
 
     def draft_counts(self) -> dict[str, float | int]:
         """See `Engine.draft_counts`; of all together."""
         counts = dict.fromkeys(DRAFT_COUNTS, 0)
-        for one in self._distinct():
-            for name, count in one.draft_counts().items():
+        for sampler in self._distinct():
+            for name, count in sampler.draft_counts().items():
                 counts[name] += count
         return counts
 
     def close(self) -> None:
         """Closes all."""
-        for one in self._distinct():
-            one.close()
+        for sampler in self._distinct():
+            sampler.close()
 
     def _distinct(self) -> list[Engine | VllmSampler]:
-        return list({id(one): one for one in self._by_model.values()}.values())
+        return list({id(sampler): sampler for sampler in self._by_model.values()}.values())

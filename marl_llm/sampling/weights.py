@@ -66,10 +66,10 @@ class Weights:
             raise ValueError(f"model {name!r} is adapters on a base that others share: give its adapters on that very base (`attach`)")
         if self._adapted and not same and served_stacked(self.config, params, self.mesh) != self._layers_stacked:
             raise ValueError(f"model {name!r}: its layers were given {'stacked' if self._layers_stacked else 'apart'}: give them so again")
-        given, served = ({"lora": params["lora"]}, {"lora": self._shape["lora"]}) if same else (params, self._shape)
+        candidate, served = ({"lora": params["lora"]}, {"lora": self._shape["lora"]}) if same else (params, self._shape)
         with use_rules(self.mesh, SAMPLE) if self.mesh is not None else contextlib.nullcontext():
             try:
-                new = jax.eval_shape(serving_copy(self.config, self.mesh), given)
+                new = jax.eval_shape(serving_copy(self.config, self.mesh), candidate)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ValueError(f"model {name!r}: these are no parameters of a decoder ({error!r})") from error
 
@@ -112,11 +112,11 @@ class Weights:
         self.params = None
         base = next(iter(models.values()))["base"]
         self._base = tuple(weakref.ref(leaf) for leaf in jax.tree.leaves(base))
-        given = {"base": base, "lora": {}}
-        if lies_as_served(self.config, given, self.mesh):
+        tree = {"base": base, "lora": {}}
+        if lies_as_served(self.config, tree, self.mesh):
             served = jax.device_put(base, jax.local_devices()[0])
         else:
-            served = serving_copy(self.config, self.mesh)(given)["base"]
+            served = serving_copy(self.config, self.mesh)(tree)["base"]
         adapters = [self._copied(params["lora"]) for params in models.values()]
         self.params = {"base": served, "lora": jax.jit(_together)(adapters)}
 
@@ -138,7 +138,7 @@ def _together(adapters: list[dict]) -> dict:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _exchanged(stacked: dict, new: dict, index) -> dict:
-    return jax.tree.map(lambda all_, one: all_.at[..., index, :, :].set(one[..., 0, :, :]), stacked, new)
+    return jax.tree.map(lambda all_, leaf: all_.at[..., index, :, :].set(leaf[..., 0, :, :]), stacked, new)
 
 
 def grouped(
@@ -150,13 +150,13 @@ def grouped(
 
     A common scheduler has the slots and the bytes of its models together.
     """
-    found: dict[tuple, list[str]] = {}
+    groups: dict[tuple, list[str]] = {}
     for name, (config, params) in models.items():
         alone = "lora" not in params or len({x.shape[-3] for x in jax.tree.leaves(params["lora"])} - {1}) > 0
         key = (name,) if alone else (id(params["base"]), config, sizes(name), id(tokenizers.get(name)), _shape(params["lora"]))
-        found.setdefault(key, []).append(name)
+        groups.setdefault(key, []).append(name)
     out = []
-    for names in found.values():
+    for names in groups.values():
         config, size, count = models[names[0]][0], sizes(names[0]), len(names)
         if count > 1:
             max_num_seqs = bucket(size.max_num_seqs * count) if size.batch_invariant else size.max_num_seqs * count
