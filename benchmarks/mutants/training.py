@@ -47,7 +47,7 @@ FAULTS = {
         "what was not written belongs to it": ("if extra := sorted(files - set(known)):", "if extra := []:"),
     },
     ("marl_llm/runs/trust.py", "tests/experiments/test_trust.py"): {
-        "what others may write is one's own": ("not one.st_mode & others for one", "True for one"),
+        "what others may write is one's own": ("not status.st_mode & others for status", "True for status"),
         "a claim that is named frees the others": ("if given.get(key) != value}", "if not given}"),
         "the game's files are not claimed": ('claims |= {f"game/{file}": digest', 'claims |= {} and {f"game/{file}": digest'),
         "names of variables are no claims": ('OUTSIDE = ("url", "key_env",', 'OUTSIDE = ("url",'),

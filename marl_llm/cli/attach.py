@@ -42,16 +42,16 @@ def models_of(roles: list[str], lora_rank: int | None) -> dict[str, Any]:
     """Role -> model, of the flag. Raises `ConfigError`."""
     from marl_llm.runs.api import load_model
 
-    found: dict[str, Any] = {}
+    models: dict[str, Any] = {}
     for text in roles:
         names, equals, path = text.partition("=")
         if not equals or not path or not all(names.split("+")):
             raise ConfigError(f"--roles: {text!r} must be ROLE=CHECKPOINT, e.g. solver=models/smollm2")
         model = load_model(path, lora_rank=lora_rank)
-        if twice := [name for name in names.split("+") if name in found]:
+        if twice := [name for name in names.split("+") if name in models]:
             raise ConfigError(f"--roles: the role {twice[0]!r} has two models")
-        found |= dict.fromkeys(names.split("+"), model)
-    return found
+        models |= dict.fromkeys(names.split("+"), model)
+    return models
 
 
 def options_of(settings: list[str]) -> dict[str, Any]:
@@ -60,13 +60,13 @@ def options_of(settings: list[str]) -> dict[str, Any]:
     >>> options_of(["optimizer.learning_rate=1e-05", "seed=3", "placement=split"])
     {'optimizer': {'learning_rate': 1e-05}, 'seed': 3, 'placement': 'split'}
     """
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for text in settings:
         key, equals, value = text.partition("=")
         *sections, name = key.split(".")
         if not equals or not all([*sections, name]):
             raise ConfigError(f"--set={text}: write KEY=VALUE, e.g. --set=optimizer.learning_rate=1e-5")
-        place = found
+        place = options
         for section in sections:
             place = place.setdefault(section, {})
             if not isinstance(place, dict):
@@ -75,7 +75,7 @@ def options_of(settings: list[str]) -> dict[str, Any]:
             place[name] = json.loads(value)
         except ValueError:
             place[name] = value
-    return found
+    return options
 
 
 def _attach(program: list[str]) -> None:

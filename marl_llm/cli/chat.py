@@ -37,22 +37,22 @@ def talk(
     from marl_llm.tools.chat import Options
 
     start: list[dict] = [] if system is None else [{"role": "system", "content": system}]
-    said = list(start)
+    history = list(start)
     for line in lines:
         text = line.rstrip("\n")
         if text == "/new":
-            said = list(start)
+            history = list(start)
             continue
         if not text:
             continue
-        asked: Sequence[dict] = [*said, {"role": "user", "content": text}]
+        conversation: Sequence[dict] = [*history, {"role": "user", "content": text}]
         try:
-            reply = answer(asked, Options(temperature=temperature))
+            reply = answer(conversation, Options(temperature=temperature))
         except RequestError as error:
-            say(f"[{error}]" + (" (/new forgets what was said before)" if len(asked) > len(start) + 1 else ""))
+            say(f"[{error}]" + (" (/new forgets what was said before)" if len(conversation) > len(start) + 1 else ""))
             continue
         say(reply.text if reply.finish_reason == "stop" else f"{reply.text} [cut off after {reply.completion_tokens} tokens]")
-        said = list(start) if once else [*asked, {"role": "assistant", "content": reply.text}]
+        history = list(start) if once else [*conversation, {"role": "assistant", "content": reply.text}]
 
 
 def prompted() -> Iterable[str]:

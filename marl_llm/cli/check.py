@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         except Exception as error:
             return code_of(error, what)
         print(json.dumps(report) if asked.json else _text(report, asked.prompts or len(asked.what) == 1))
-        code = max(code, int(any(one["status"] == "fail" for one in report["verdicts"])))
+        code = max(code, int(any(verdict["status"] == "fail" for verdict in report["verdicts"])))
     return code
 
 
@@ -68,7 +68,7 @@ def examine(what: str, asked: argparse.Namespace) -> dict[str, Any]:
         except Exception as error:  # whatever a game's functions raise; the verdicts say so too
             prompts = {"error": f"{type(error).__name__}: {error}"}
         cost = cost_of(environment, plan, config) if plan is not None else None
-    return {"game": what, "verdicts": [dataclasses.asdict(one) for one in verdicts], "prompts": prompts, "cost": cost}
+    return {"game": what, "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts], "prompts": prompts, "cost": cost}
 
 
 @contextlib.contextmanager
@@ -89,14 +89,14 @@ def subject_of(what: str, options: list[str]) -> Iterator[tuple]:
     from marl_llm.games import GameError, find_game
     from marl_llm.workflows import Environment
 
-    found = find_game(what)
+    spec = find_game(what)
     given = {}
     for option in options:
         name, equals, value = option.partition("=")
         if not equals:
             raise GameError(f"--option {option!r} is not NAME=VALUE")
         given[name] = _typed(value)
-    game = found.make(**given)
+    game = spec.make(**given)
     with game if isinstance(game, Environment) else contextlib.nullcontext():
         yield as_environment(game), None, None
 
@@ -147,7 +147,7 @@ def cost_of(environment, plan, config) -> dict[str, float]:
 
     subject = Subject(environment, tasks=8, plays=2)
     plays = subject.play(subject.draw(8), subject.says, 2)
-    calls = [call for one in plays for path in one.trajectories for call in path.calls]
+    calls = [call for play in plays for path in play.trajectories for call in path.calls]
     count, per_step = max(len(plays), 1), config.rollout.tasks * plan.recipe.group_size
 
     def tokens(call):
@@ -158,23 +158,23 @@ def cost_of(environment, plan, config) -> dict[str, float]:
         "samples": len(calls) / count * per_step,
         "prompt_tokens": sum(map(tokens, calls)) / count * per_step,
         "sampled_tokens": sum(call.tokens.size or len(call.text) / 3 for call in calls) / count * per_step,
-        "turns": sum(path.turns for one in plays for path in one.trajectories) / count,
+        "turns": sum(path.turns for play in plays for path in play.trajectories) / count,
     }
     trained = [plan.shapes[name] for name in plan.assignment.trained if name in plan.shapes]
-    shape = max(trained, key=lambda one: one.parameters)
+    shape = max(trained, key=lambda model: model.parameters)
     limits = speed.machine_limits(make_mesh(1), shape.compute_dtype)
     work = [speed.rollout_work(shape, figures, len(environment.workflow.roles), 1)]
     work.append(speed.update_work(shape, figures, 1.0, config.optimizer.epochs))
     out = {name: round(value, 1) for name, value in figures.items()}
     out["seconds_at_best"] = round(sum(map(limits.seconds, work)), 3)
-    out["tools_and_host_seconds_per_play"] = round(sum(one.seconds for one in plays) / count, 4)
-    return out | {"bytes": sum(20 * one.parameters for one in trained)}
+    out["tools_and_host_seconds_per_play"] = round(sum(play.seconds for play in plays) / count, 4)
+    return out | {"bytes": sum(20 * model.parameters for model in trained)}
 
 
 def _text(report: dict, prompts: bool) -> str:
     from marl_llm.checking import Finding, report_text
 
-    lines = [report["game"], report_text([Finding(**one) for one in report["verdicts"]])]
+    lines = [report["game"], report_text([Finding(**verdict) for verdict in report["verdicts"]])]
     if cost := report["cost"]:
         lines.append(
             f"a step, estimated: {cost['sampled_tokens']:,.0f} tokens sampled behind {cost['prompt_tokens']:,.0f} tokens of prompts in "

@@ -55,12 +55,12 @@ def _check_part(run: pathlib.Path, prefix: str, part: object) -> None:
     pairs = part.get("pairs", {}) if isinstance(part, dict) else None
     if not isinstance(pairs, dict):
         raise ConfigError(f"{run}/evaluation.json: {prefix or 'it'} and its pairs must be objects")
-    seats = {name: part.get(name) for name in ("before", "after")} | {f"pairs.{name}": found for name, found in pairs.items()}
-    for name, found in seats.items():
+    seats = {name: part.get(name) for name in ("before", "after")} | {f"pairs.{name}": figures for name, figures in pairs.items()}
+    for name, figures in seats.items():
         for field in ("success",) if name.startswith("pairs.") else ("success", "turns"):
-            if not isinstance(found, dict) or not formats.is_number(found.get(field)):
+            if not isinstance(figures, dict) or not formats.is_number(figures.get(field)):
                 raise ConfigError(f"{run}/evaluation.json: {prefix}{name}.{field} is missing, or not a number")
-        ends = found.get("interval")
+        ends = figures.get("interval")
         if ends is not None and not (isinstance(ends, list) and len(ends) == 2 and all(map(formats.is_number, ends))):
             raise ConfigError(f"{run}/evaluation.json: {prefix}{name}.interval is not a pair of numbers")
 
@@ -68,8 +68,8 @@ def _check_part(run: pathlib.Path, prefix: str, part: object) -> None:
 def _usable(line: dict) -> bool:
     """Whether a line of metrics has a phase, a step and, where it needs them, figures."""
     figures = [line[name] for name in ("success", "sampled_tokens") if name in line]
-    whole = isinstance(line.get("phase"), str) and all(map(formats.is_number, [line.get("step"), *figures]))
-    return whole and (line["phase"] != "eval" or "success" in line) and (line["phase"] != "train" or "sampled_tokens" in line)
+    complete = isinstance(line.get("phase"), str) and all(map(formats.is_number, [line.get("step"), *figures]))
+    return complete and (line["phase"] != "eval" or "success" in line) and (line["phase"] != "train" or "sampled_tokens" in line)
 
 
 def read_groups(texts: list[str]) -> dict[str, list[dict]]:
@@ -120,34 +120,34 @@ def table(groups: dict[str, list[dict]], beside: dict[str, dict[str, str]] | Non
     from numpy import interp  # here, so that --help needs no NumPy
 
     everyone = [run for runs in groups.values() for run in runs]
-    ways = ["greedy", *(["sampled"] if all("sampled" in run["evaluation"] for run in everyone) else [])]
+    modes = ["greedy", *(["sampled"] if all("sampled" in run["evaluation"] for run in everyone) else [])]
     budget = min((curve(run, "sampled_tokens")[0][-1] for run in everyone if _tokens(run)), default=0)
-    head = ["runs", "seeds"] + [f"{way} {what}" if what != "gain" else what for way in ways for what in ("before", "after", "gain")]
-    head += [f"turns {way}" for way in ways] + [f"one role untrained: {' / '.join(ways)}", "sampled tokens"]
+    head = ["runs", "seeds"] + [f"{mode} {what}" if what != "gain" else what for mode in modes for what in ("before", "after", "gain")]
+    head += [f"turns {mode}" for mode in modes] + [f"one role untrained: {' / '.join(modes)}", "sampled tokens"]
     beside = {title: texts for title, texts in (beside or {}).items() if any(texts.values())}
     head += [f"validation at {budget:,.0f} tokens", "random", "CPU s", "wall s", *beside]
     rows = [head, ["---"] * len(head)]
     for name, runs in groups.items():
-        parts = [[run["evaluation"] if way == "greedy" else run["evaluation"]["sampled"] for run in runs] for way in ways]
+        parts = [[run["evaluation"] if mode == "greedy" else run["evaluation"]["sampled"] for run in runs] for mode in modes]
         cells = [name, str(len(runs))]
-        for way in parts:
-            before, after = ([part[when]["success"] for part in way] for when in ("before", "after"))
-            low_high = [way[0][when].get("interval") for when in ("before", "after")]
+        for evaluations in parts:
+            before, after = ([part[when]["success"] for part in evaluations] for when in ("before", "after"))
+            low_high = [evaluations[0][when].get("interval") for when in ("before", "after")]
             cells += [spread(before, low_high[0]), spread(after, low_high[1]), spread([b - a for a, b in zip(before, after)])]
 
-        def turns(way, when):
-            return f"{statistics.mean(part[when]['turns'] for part in way):.2f}"
+        def turns(evaluations, when):
+            return f"{statistics.mean(part[when]['turns'] for part in evaluations):.2f}"
 
-        cells += [f"{turns(way, 'before')} → {turns(way, 'after')}" for way in parts]
+        cells += [f"{turns(evaluations, 'before')} → {turns(evaluations, 'after')}" for evaluations in parts]
 
-        def mean(way, pair):
-            return f"{statistics.mean(part['pairs'][pair]['success'] for part in way):.3f}"
+        def mean(evaluations, pair):
+            return f"{statistics.mean(part['pairs'][pair]['success'] for part in evaluations):.3f}"
 
         pairs = runs[0]["evaluation"].get("pairs", {})
-        worth = [f"{pair.removesuffix(' untrained')} {' / '.join(mean(way, pair) for way in parts)}" for pair in pairs]
-        cells += ["; ".join(worth) or "–", f"{statistics.mean(map(_tokens, runs)):,.0f}"]
-        there = [float(interp(budget, *curve(run, "sampled_tokens"))) for run in runs if _tokens(run)]
-        cells.append(spread(there) if there else "–")
+        untrained = [f"{pair.removesuffix(' untrained')} {' / '.join(mean(evaluations, pair) for evaluations in parts)}" for pair in pairs]
+        cells += ["; ".join(untrained) or "–", f"{statistics.mean(map(_tokens, runs)):,.0f}"]
+        at_budget = [float(interp(budget, *curve(run, "sampled_tokens"))) for run in runs if _tokens(run)]
+        cells.append(spread(at_budget) if at_budget else "–")
         floor = [run["evaluation"]["random"]["success"] for run in runs if "random" in run["evaluation"]]
         cells.append(f"{statistics.mean(floor):.3f}" if floor else "–")
 

@@ -118,27 +118,27 @@ def columns(groups: Mapping[str, list[dict]], table: str | None) -> dict[str, di
         "4": {"swapped": ("swapped", "success")},
         "figure5": {"majority": ("after", "team", "majority"), "any correct": ("after", "team", "any_correct")},
     }.get(table or "", {})
-    found = {title: {name: mean_at(runs, *path) for name, runs in groups.items()} for title, path in paths.items()}
+    added = {title: {name: mean_at(runs, *path) for name, runs in groups.items()} for title, path in paths.items()}
     if table == "4":
         for title, page in (("well-formed", "after"), ("well-formed, swapped", "swapped")):
-            found[title] = {name: well_formed(runs, page) for name, runs in groups.items()}
+            added[title] = {name: well_formed(runs, page) for name, runs in groups.items()}
     if table == "6":
-        found[f"tied groups, first {TIED_STEPS} steps"] = {name: mean_tied(runs) for name, runs in groups.items()}
-    return found
+        added[f"tied groups, first {TIED_STEPS} steps"] = {name: mean_tied(runs) for name, runs in groups.items()}
+    return added
 
 
 def figure_at(run: dict, *path: str) -> Any:
     """What lies at a path in a run's evaluation, the sampled one where there is one; an empty dictionary where nothing does."""
-    found = run["evaluation"].get("sampled", run["evaluation"])
+    value = run["evaluation"].get("sampled", run["evaluation"])
     for key in path:
-        found = found.get(key, {})
-    return found
+        value = value.get(key, {})
+    return value
 
 
 def mean_at(runs: list[dict], *path: str) -> str:
     """The mean over runs of a figure of their evaluation, empty where one has none."""
-    found = [figure_at(run, *path) for run in runs]
-    return "" if {} in found else f"{statistics.mean(found):.3f}"
+    figures = [figure_at(run, *path) for run in runs]
+    return "" if {} in figures else f"{statistics.mean(figures):.3f}"
 
 
 def well_formed(runs: list[dict], page: str) -> str:

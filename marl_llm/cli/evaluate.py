@@ -60,10 +60,10 @@ def options_of_flags() -> EvaluationOptions:
 
 def at_k_text(at_k) -> str:
     """The table in lines."""
-    def line(who, name, found):
-        return f"  {who:<20} {name:<24} " + "  ".join(f"@{k} {value:.3f}" for k, value in found.items())
+    def line(who, name, values):
+        return f"  {who:<20} {name:<24} " + "  ".join(f"@{k} {value:.3f}" for k, value in values.items())
 
-    return "\n".join(line(who, name, found) for who, figures in at_k.items() for name, found in figures.items())
+    return "\n".join(line(who, name, values) for who, figures in at_k.items() for name, values in figures.items())
 
 
 def main(argv) -> None:

@@ -62,15 +62,15 @@ def main(argv) -> None:
     players = players_of(_RUNS.value, _MOST.value)
     with opened(_RUNS.value[0].partition("@")[0], None, trust.asked()) as (_, _, team, _):
         try:
-            found = cross_play(team, players, _SPLIT.value, _TASKS.value, _TEMPERATURE.value)
+            result = cross_play(team, players, _SPLIT.value, _TASKS.value, _TEMPERATURE.value)
         except ValueError as error:
             raise ConfigError(str(error)) from error
     if _OUTPUT.value:
         with open(_OUTPUT.value, "w", newline="") as file:
-            csv.writer(file).writerows(csv_rows(found))
-    head, *rows = table_rows(found)
+            csv.writer(file).writerows(csv_rows(result))
+    head, *rows = table_rows(result)
     print("\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)))
-    for name, (mean, low, high) in found.means().items():
+    for name, (mean, low, high) in result.means().items():
         print(f"{name.replace('_', '-')} {mean:.3f} [{low:.3f}, {high:.3f}]")
 
 

@@ -69,10 +69,10 @@ def profile(config, tasks: int) -> list[dict[str, Any]]:
     mesh = start_jax(config, None)
     with resolve(config) as plan, build_team(plan, config, mesh) as team:
         _warm(team, config)
-        found = []
+        rows = []
         for first in range(0, tasks, CHUNK):
-            found += _rows(plan.recipe, team.play(0, first, min(CHUNK, tasks - first)))
-    return found
+            rows += _rows(plan.recipe, team.play(0, first, min(CHUNK, tasks - first)))
+    return rows
 
 
 def _warm(team, config) -> None:
@@ -102,13 +102,13 @@ def _rows(recipe, batch) -> list[dict[str, Any]]:
     pay = recipe.reward_of(np.asarray(table.team, np.float64), np.asarray(table.local, np.float64))
     rows = []
     for task in np.unique(table.instance).tolist():
-        mine = (np.asarray(table.instance) == task) & np.asarray(table.where)
-        if not mine.any():
+        mask = (np.asarray(table.instance) == task) & np.asarray(table.where)
+        if not mask.any():
             continue
-        spread = float(pay[mine].std())
-        teaches = bool((~tied[mine]).any()) if recipe.advantage_estimator != "critic" else spread > 0
-        mean = float(pay[mine].mean())
-        rows.append(dict(task=task, samples=int(mine.sum()), mean=mean, spread=spread, tied=float(tied[mine].mean()), teaches=teaches))
+        spread = float(pay[mask].std())
+        teaches = bool((~tied[mask]).any()) if recipe.advantage_estimator != "critic" else spread > 0
+        mean = float(pay[mask].mean())
+        rows.append(dict(task=task, samples=int(mask.sum()), mean=mean, spread=spread, tied=float(tied[mask].mean()), teaches=teaches))
     return rows
 
 

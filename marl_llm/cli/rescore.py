@@ -66,7 +66,7 @@ def rescored(run: pathlib.Path, game: str | None = None, trusted: bool = False) 
             if why:
                 left_out[why] += 1
                 continue
-            plays.append({"episode": line["episode"], "calls": [one for path in episode.trajectories for one in _calls(environment, path)]})
+            plays.append({"episode": line["episode"], "calls": [row for path in episode.trajectories for row in _calls(environment, path)]})
     return plays, left_out
 
 
@@ -101,8 +101,8 @@ def _calls(environment, path) -> list[dict[str, Any]]:
 
     now = earned(environment.workflow, path)
 
-    def pay(one):
-        return one.team + one.local
+    def pay(reward):
+        return reward.team + reward.local
 
     return [{"call": c.id, "role": c.role, "stored": pay(path.earned[c.id]), "now": pay(now[c.id])} for c in path.calls]
 

@@ -27,8 +27,8 @@ def main(argv: list[str] | None = None) -> int:
         if not pathlib.Path(folder).is_dir():
             print(f"error: there is no folder {folder} (from {os.getcwd()}); name the one that holds runs", file=sys.stderr)
             return 2
-    found = [run for folder in folders for run in runs_below(pathlib.Path(folder))]
-    print("\n".join(map(line_of, found)) or f"no run below {', '.join(folders)}")
+    runs = [run for folder in folders for run in runs_below(pathlib.Path(folder))]
+    print("\n".join(map(line_of, runs)) or f"no run below {', '.join(folders)}")
     return 0
 
 

@@ -80,10 +80,10 @@ def answers_of_run(run: str | pathlib.Path, roles: list[str], step: int | None =
     with opened(run, step, trusted) as (_, plan, team, _):
         if not isinstance(plan.game, Environment):
             raise ConfigError(f"{run} trained on a compiled game, whose models read numbered words and no chat; a workflow's can be served")
-        found = team.answers()
-        if strange := [role for role in roles if role not in found]:
-            raise ConfigError(f"--role={strange[0]!r}: {hints.suggestion(strange[0], found)}")
-        yield {role: found[role] for role in roles or found}
+        answer_of_role = team.answers()
+        if strange := [role for role in roles if role not in answer_of_role]:
+            raise ConfigError(f"--role={strange[0]!r}: {hints.suggestion(strange[0], answer_of_role)}")
+        yield {role: answer_of_role[role] for role in roles or answer_of_role}
 
 
 @contextlib.contextmanager
@@ -121,10 +121,9 @@ def main(argv) -> None:
     except ValueError as error:
         raise ConfigError(f"--key_env: {error}") from error
     max_num_seqs = slots_asked() or SLOTS
-    with answers(max_num_seqs) as found:
-        models = found
+    with answers(max_num_seqs) as models:
         if _OVER_BUDGET.value != "cap":
-            models = {name: dataclasses.replace(model, over_budget=_OVER_BUDGET.value) for name, model in found.items()}
+            models = {name: dataclasses.replace(model, over_budget=_OVER_BUDGET.value) for name, model in models.items()}
         try:
             server = ChatServer(models, _PORT.value, concurrency=2 * max_num_seqs, record=_RECORD.value, key=key)
         except (ValueError, OSError) as error:

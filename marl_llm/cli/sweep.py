@@ -51,20 +51,20 @@ def table(settings: dict[str, list[dict]]) -> str:
     """The Markdown table of evaluations by setting, greedy on the test split."""
     head = ["setting", "seeds", "before", "after", "gain", "lowest seed", "highest seed"]
     rows = [head, ["---"] * len(head)]
-    for setting, found in settings.items():
-        before, after = ([one[when]["success"] for one in found] for when in ("before", "after"))
-        gain = [one["gain"]["difference"] for one in found]
-        of_one = [found[0][when]["interval"] for when in ("before", "after", "gain")]
+    for setting, evaluations in settings.items():
+        before, after = ([evaluation[when]["success"] for evaluation in evaluations] for when in ("before", "after"))
+        gain = [evaluation["gain"]["difference"] for evaluation in evaluations]
+        of_one = [evaluations[0][when]["interval"] for when in ("before", "after", "gain")]
         cells = [interval_text(*pair) for pair in zip((before, after, gain), of_one)]
-        rows.append([setting, str(len(found)), *cells, f"{min(after):.3f}", f"{max(after):.3f}"])
+        rows.append([setting, str(len(evaluations)), *cells, f"{min(after):.3f}", f"{max(after):.3f}"])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def summary(teams: Sequence[SweptConfig], folders: Mapping[str, pathlib.Path]) -> str:
     """The table of finished runs with its headline figure and legend. Raises `ConfigError` for an evaluation that cannot be read."""
     settings: dict[str, list[dict]] = {}
-    for one in teams:
-        settings.setdefault(one.setting, []).append(read_json_file(folders[one.name] / "evaluation.json", error=ConfigError))
+    for team in teams:
+        settings.setdefault(team.setting, []).append(read_json_file(folders[team.name] / "evaluation.json", error=ConfigError))
     headline = settings[teams[0].setting][0]["headline"]
     return f"headline figure: {headline}, test split, greedy\n\n{table(settings)}\n\n{LEGEND}"
 

@@ -69,7 +69,7 @@ def make(out: pathlib.Path, family: str = "qwen3", vocabulary: int = 1024, seed:
         raise ConfigError(f"no checkpoint of these sizes: {error}") from error
     tokens = tokenizer_of(family, vocabulary)
     stop, pad = tokens.token_to_id(SPECIAL[2]), tokens.token_to_id(SPECIAL[0])
-    added = {str(i): {"content": one.content, "special": one.special} for i, one in tokens.get_added_tokens_decoder().items()}
+    added = {str(i): {"content": token.content, "special": token.special} for i, token in tokens.get_added_tokens_decoder().items()}
     form = {"added_tokens_decoder": added, "eos_token": SPECIAL[2], "pad_token": SPECIAL[0], "tokenizer_class": "Qwen2Tokenizer"}
     form["chat_template"] = CHATML.source.removesuffix("{% endif %}") + (OPENING if family == "qwen3" else "") + "{% endif %}"
     config = json.loads((out / "config.json").read_text()) | {"eos_token_id": stop, "pad_token_id": pad}

@@ -91,15 +91,15 @@ def attach(
     return train(environment, roles, recipe, steps=steps, workdir=workdir, **options)
 
 
-def _command_environment(roles: Iterable[str], given: Command, tasks: Any) -> Environment:
+def _command_environment(roles: Iterable[str], program: Command, tasks: Any) -> Environment:
     """The environment of a command. Raises `ConfigError` for a command that is none, and for tasks that are no file."""
-    command = given.parts
+    command = program.parts
     if isinstance(command, str) or not command or not all(isinstance(part, str) for part in command):
         raise ConfigError(f"play={command!r:.80}: give an async function, or a command as a list, e.g. ['python', 'my_app.py']")
     if not isinstance(tasks, str | os.PathLike):
         raise ConfigError("tasks: those of a command are a file of JSON lines, which a resumed run reads again")
     where = os.path.abspath(tasks)
-    return make_game(COMMAND, command=shlex.join(command), tasks=where, roles=",".join(roles), folder=os.getcwd(), stays=given.stays)
+    return make_game(COMMAND, command=shlex.join(command), tasks=where, roles=",".join(roles), folder=os.getcwd(), stays=program.stays)
 
 
 def command_team(command: str, tasks: str, roles: str, folder: str = ".", stays: bool = False) -> Environment:

@@ -101,13 +101,13 @@ def base_config(name: str, game: str, recipe: str, game_dir: pathlib.Path | None
 
     `game_dir` is where a run directory keeps a user's file. Raises `GameError` for an unknown game.
     """
-    found = find_game(game, game_dir)
+    spec = find_game(game, game_dir)
     c = RunSection.config(name=name)
     for section in SECTIONS:
         if section.key:
             c[section.key] = section.config()
-    c.game = config_dict.ConfigDict({"name": game, **_parameters(found.options)})
-    c.script = config_dict.ConfigDict(_parameters(found.script_options))  # options of a value-state game's scripted player
+    c.game = config_dict.ConfigDict({"name": game, **_parameters(spec.options)})
+    c.script = config_dict.ConfigDict(_parameters(spec.script_options))  # options of a value-state game's scripted player
     c.model = _common_section()
     c.models, c.teachers = ModelSections(), TeacherSections()
     c.recipe = config_dict.ConfigDict({"name": recipe, "preset": "paper", **_own_values(Recipe, "name", "preset")})

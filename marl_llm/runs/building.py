@@ -175,7 +175,7 @@ def with_teachers(specs: dict, plan: Plan, config, mesh, sources: dict | None) -
     from marl_llm.runs.teachers import find_teachers, make_teachers
 
     teachers = make_teachers(find_teachers(config, plan) if sources is None else sources, config, mesh)
-    taught = {model: {role: one for role, one in teachers.items() if plan.assignment.roles[role] == model} for model in specs}
+    taught = {model: {role: teacher for role, teacher in teachers.items() if plan.assignment.roles[role] == model} for model in specs}
     return {model: dataclasses.replace(spec, teachers=taught[model]) for model, spec in specs.items()}
 
 
@@ -222,8 +222,8 @@ def placed(plan: Plan, config, mesh) -> dict | None:
     try:
         if table == "split":
             if still := [name for name in plan.shapes if name not in plan.assignment.trained]:
-                said = f"placement='split' gives devices to models that train, and {still[0]!r} does not: name its own, e.g. {still[0]}:0"
-                raise PlacementError(said)
+                reason = f"placement='split' gives devices to models that train, and {still[0]!r} does not: name its own, e.g. {still[0]}:0"
+                raise PlacementError(reason)
             table = split_evenly(plan.assignment.trained, mesh.shape["data"])
         return parts_of(table, plan.shapes, mesh)
     except PlacementError as error:
@@ -293,8 +293,8 @@ def restored(team, checkpoints, step: int) -> dict:
     from marl_llm.training.checkpoints import abstract
 
     state, like = checkpoints.state(step), abstract(team.policies())
-    for there in (0, step):
-        checkpoints.check(there, like)
+    for saved_step in (0, step):
+        checkpoints.check(saved_step, like)
     kinds = {"step": int, "seed": int, "samples": int, "sampled_tokens": int, "wall_s": float | int, "cpu_s": float | int}
     path = checkpoints.directory / str(step) / "state.json"
     for key, kind in (kinds | {"silent": dict, "team": dict}).items():

@@ -43,9 +43,9 @@ def _value(config: config_dict.ConfigDict, path: str) -> Any:
     return config
 
 
-def most_devices(config: config_dict.ConfigDict, there: int) -> int:
-    """The most of `there` devices that compiled rollouts divide over."""
-    return max(n for n in range(1, there + 1) if not any(value % n for value in _divided(config).values()))
+def most_devices(config: config_dict.ConfigDict, available: int) -> int:
+    """The most of the `available` devices that compiled rollouts divide over."""
+    return max(n for n in range(1, available + 1) if not any(value % n for value in _divided(config).values()))
 
 
 def devices(config: config_dict.ConfigDict, count: int) -> None:

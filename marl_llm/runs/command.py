@@ -39,7 +39,7 @@ def fail(message: object, code: int = FAILED) -> None:
 def run(
     main: Callable[[list[str]], None], values: flags.FlagValues, interrupted: str = "interrupted", positional: bool = False
 ) -> None:
-    """`absl.app.run` with errors told plainly, for a script whose own flags are `values`: each script has its own, so that many can be
+    """`absl.app.run` with errors in one line, for a script whose own flags are `values`: each script has its own, so that many can be
     imported into one process. `main` gets the arguments that are not flags; `--resume=DIR` brings the config of DIR.
 
     `positional`: whether there may be any arguments beside the program's name.
@@ -60,15 +60,15 @@ def run(
                 os._exit(STOPPED)
             raise
         except Exception as error:
-            if (said := told(error)) is None:
+            if (message := told(error)) is None:
                 raise
-            fail(said, _code(error))
+            fail(message, _code(error))
 
     try:
         check_local(sys.argv)
     except ConfigError as error:
         fail(error)
-    sys.argv = [with_installed(one) for one in with_resumed(sys.argv)]
+    sys.argv = [with_installed(arg) for arg in with_resumed(sys.argv)]
     if "trust" not in values:  # `marl_llm.runs.trust.asked` reads it, before flags are parsed
         trust = "Run the code, use the addresses and send the keys that a run directory names (docs/trust.md)."
         flags.DEFINE_bool("trust", False, trust, flag_values=values)
@@ -81,11 +81,11 @@ def run(
 def check_local(argv: list[str]) -> None:
     """Raises `ConfigError` where a run directory is an address such as gs://bucket/run: it would become a local folder `gs:`."""
     for flag, after in zip(argv, [*argv[1:], ""]):
-        given = re.fullmatch(r"--?(workdir|resume|run)(?:=(.*))?", flag)
-        value = (after if given[2] is None else given[2]) if given else ""
+        match = re.fullmatch(r"--?(workdir|resume|run)(?:=(.*))?", flag)
+        value = (after if match[2] is None else match[2]) if match else ""
         if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", value):
             raise ConfigError(
-                f"--{given[1]}={value} is not on a disk: a run directory is locked, appended to and renamed in, which a bucket cannot do. "
+                f"--{match[1]}={value} is not on a disk: a run directory is locked, appended to and renamed in, which a bucket cannot do. "
                 "Use a local or shared directory and copy it with `gcloud storage rsync -r DIR gs://...`, or mount the bucket "
                 "(tpu_scripts/README.md says which kind of bucket)"
             )
@@ -93,8 +93,8 @@ def check_local(argv: list[str]) -> None:
 
 def with_resumed(argv: list[str]) -> list[str]:
     """`--resume=DIR` without `--config`: the config of DIR is put in front, so that further flags can change it."""
-    given = [re.fullmatch(r"--?(resume|config)=(.*)", arg) for arg in argv]
-    named = {match[1]: match[2] for match in given if match}
+    matches = [re.fullmatch(r"--?(resume|config)=(.*)", arg) for arg in argv]
+    named = {match[1]: match[2] for match in matches if match}
     if "resume" not in named or "config" in named:
         return argv
     return [argv[0], f"--config={RESUMED}:{named['resume']}", *argv[1:]]
@@ -110,8 +110,8 @@ def config_path(named: str) -> str:
     """A config file with its variant as it was named, or, where there is no such file, the one of this package that is named like it."""
     path, colon, variant = named.partition(":")
     own = pathlib.Path(__file__).parents[2] / "experiments" / "configs" / pathlib.Path(path).name
-    given = pathlib.PurePath(path)
-    if os.path.isfile(path) or given.parts[:-1] not in (("experiments", "configs"), ()) or not own.is_file():
+    named_path = pathlib.PurePath(path)
+    if os.path.isfile(path) or named_path.parts[:-1] not in (("experiments", "configs"), ()) or not own.is_file():
         return named
     return f"{own}{colon}{variant}"
 
@@ -121,16 +121,16 @@ def told(error: BaseException, files: Iterable[str] = ()) -> str | None:
     if isinstance(error, UserError | OSError):
         return str(error)
     names = {os.path.realpath(file) for file in files}
-    here = [f for f in traceback.extract_tb(error.__traceback__) if os.path.realpath(f.filename) in names]
-    return f"{here[-1].filename} line {here[-1].lineno}, in {here[-1].name}: {type(error).__name__}: {_flat(error)}" if here else None
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if os.path.realpath(f.filename) in names]
+    return f"{frames[-1].filename} line {frames[-1].lineno}, in {frames[-1].name}: {type(error).__name__}: {_flat(error)}" if frames else None
 
 
 def code_of(error: Exception, subject: str = "") -> int:
     """Tells on stderr, in one line about `subject`, an error that a user can mend, and returns the exit code; raises any other again."""
-    said = told(error) or (str(error) if isinstance(error, ValueError) else None)
-    if said is None:
+    message = told(error) or (str(error) if isinstance(error, ValueError) else None)
+    if message is None:
         raise error
-    print(f"error: {subject + ': ' if subject else ''}{said}", file=sys.stderr)
+    print(f"error: {subject + ': ' if subject else ''}{message}", file=sys.stderr)
     return _code(error)
 
 
@@ -149,7 +149,7 @@ def _parse(argv: list[str], values: flags.FlagValues) -> list[str]:
         for name in values:  # a config file that is missing shows only when the config is read
             if type(values[name].value).__name__ == "_ErrorConfig":
                 _ = values[name].value.anything
-        if path and any(one.lstrip("-").startswith("config.recipe.name") for one in argv):
+        if path and any(arg.lstrip("-").startswith("config.recipe.name") for arg in argv):
             from ml_collections import config_flags
 
             from marl_llm.runs.players import without_other_recipe  # takes seconds to import
@@ -171,19 +171,19 @@ def explain(error: BaseException, argv: list[str]) -> str:
         chain.append(before)
     if path and not os.path.isfile(path):
         folder, name = os.path.split(path)
-        beside = [other for other in (os.listdir(folder or ".") if os.path.isdir(folder or ".") else ()) if other.endswith(".py")]
-        return f"there is no config file {path} (from {os.getcwd()}){hints.meant(name, beside)}"
+        neighbours = [other for other in (os.listdir(folder or ".") if os.path.isdir(folder or ".") else ()) if other.endswith(".py")]
+        return f"there is no config file {path} (from {os.getcwd()}){hints.meant(name, neighbours)}"
     for e in chain:
         if isinstance(e, SyntaxError) and e.filename:
             return f"{e.filename} line {e.lineno}: {e.msg}"
-    if path == RESUMED and (said := [e for e in chain if isinstance(e, ConfigError)]):
-        return str(said[-1])  # the first one, which ml_collections wrapped
+    if path == RESUMED and (config_errors := [e for e in chain if isinstance(e, ConfigError)]):
+        return str(config_errors[-1])  # the first one, which ml_collections wrapped
     for e in chain:
-        here = [f for f in traceback.extract_tb(e.__traceback__) if path and os.path.abspath(f.filename) == os.path.abspath(path)]
-        if here and path != RESUMED:
+        frames = [f for f in traceback.extract_tb(e.__traceback__) if path and os.path.abspath(f.filename) == os.path.abspath(path)]
+        if frames and path != RESUMED:
             key = _unknown_key(e)
             plain = isinstance(e, ValueError) or key
-            return f"{path} line {here[-1].lineno}: {'' if plain else type(e).__name__ + ': '}{key or _flat(e)}"
+            return f"{path} line {frames[-1].lineno}: {'' if plain else type(e).__name__ + ': '}{key or _flat(e)}"
     section = re.search(r"flag --([\w.]+)=(.*?): Failed to parse .* as a ConfigDict", str(error))
     if section:
         return f"--{section[1]} is a section of the config: set one of its keys, e.g. --{section[1]}.name={section[2]}"
@@ -222,7 +222,7 @@ def _unknown_key(error: BaseException) -> str:
     if not isinstance(error, AttributeError | KeyError):
         return ""
     frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    sections = [one for one in frames if isinstance(one, config_dict.ConfigDict)]
+    sections = [value for value in frames if isinstance(value, config_dict.ConfigDict)]
     key = re.match(r"[\\'\"]*(?:Key \"|')?(\w+)[\\'\"]*", str(error))
     if not sections or not key or key[1] in sections[-1].keys():
         return ""
@@ -231,12 +231,12 @@ def _unknown_key(error: BaseException) -> str:
 
 def _unknown_flag(argv: list[str], error: BaseException) -> str:
     """Names the flag whose key does not exist."""
-    said = _unknown_key(error)
-    key = re.search(r"unknown key '(\w+)'", said)
+    message = _unknown_key(error)
+    key = re.search(r"unknown key '(\w+)'", message)
     for arg in argv:
         name = re.match(r"--?(?:no)?(config\.[\w.]+)", arg)
         if name and key and key[1] in name[1].split("."):
-            return f"--{name[1]}: {said}"
+            return f"--{name[1]}: {message}"
         if name and not key and name[1].count(".") > 1 and name[1].split(".")[-1] in str(error) + name[1]:
             return f"--{name[1]}: config has no such key; {name[1].rpartition('.')[0]} is a value, not a section"
-    return said or _flat(error)
+    return message or _flat(error)

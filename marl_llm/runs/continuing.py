@@ -17,7 +17,7 @@ def up_to(done: list[int], step: int | None) -> list[int]:
         return done
     if step not in done:
         raise ConfigError(f"--step={step}: there is no such checkpoint; there are {', '.join(map(str, done)) or 'none'}")
-    return [one for one in done if one <= step]
+    return [checkpoint for checkpoint in done if checkpoint <= step]
 
 
 def goes_on(workdir: pathlib.Path, config, team, checkpoints, done: list[int] | None) -> None:

@@ -249,12 +249,12 @@ def _check_context(key: str, role: str, context: str, plan: Plan) -> None:
     recipe, size = plan.recipes[model], plan.shapes[model].vocab_size
     known = () if workflow is None else {*workflow.inputs, *workflow.hidden, *workflow.start, *written(workflow.body)}
     unknown = [field for field in context_fields(f"config.{key}", context) if field not in known]
-    whole = recipe.distill_divergence != "sampled" and not 0 < (recipe.distill_top_k or 0) < size
+    full_distribution = recipe.distill_divergence != "sampled" and not 0 < (recipe.distill_top_k or 0) < size
     _refuse_first(
         (workflow is None or workflow.roles[role].speaks_ids, f"{key}: {role} has no prompt of text, behind which a context could stand"),
         (workflow and plan.game.program, f"{key}: a foreign program plays the episodes, and their fields are not known here"),
         (unknown, f"{key} reads {{{[*unknown, ''][0]}}}, and no play has such a field; {hints.suggestion([*unknown, ''][0], sorted(known))}"),
-        (whole, f"{key}: set recipe.distill_divergence to 'sampled', or recipe.distill_top_k to 1 to {size - 1}, the likeliest tokens that are "
+        (full_distribution, f"{key}: set recipe.distill_divergence to 'sampled', or recipe.distill_top_k to 1 to {size - 1}, the likeliest tokens that are "
          "compared"),
         (recipe.temperature != 1, f"{key}: it tells log-probs at temperature 1, and recipe.temperature={recipe.temperature:g}"),
         (processes.number() > 1, f"{key} needs one process, and here are {processes.number()}"),
@@ -317,7 +317,7 @@ def _check_sizes(config: config_dict.ConfigDict, plan: Plan) -> None:
 def _check_start(config: config_dict.ConfigDict, plan: Plan) -> None:
     w, trained, name = config.sft, list(plan.assignment.trained), config.game.name
     script = plan.script
-    plays = any(one["kind"] == "scripted" for one in plan.options.values())
+    plays = any(options["kind"] == "scripted" for options in plan.options.values())
     known = list(plan.found.script_options)
     for option in script:
         if option not in known:

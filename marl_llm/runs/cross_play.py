@@ -122,24 +122,24 @@ def spread_steps(steps: Sequence[int], most: int) -> list[int]:
     return [steps[place] for place in places]
 
 
-def table_rows(found: CrossPlay) -> list[list[str]]:
+def table_rows(result: CrossPlay) -> list[list[str]]:
     """The table with its head: a row per player with its rating and interval, or nothing, and its score against or with each."""
-    ratings = found.ratings()
-    rows = [["player", *(["Elo", "95 %"] if ratings else []), *found.players]]
-    for number, name in enumerate(found.players):
+    ratings = result.ratings()
+    rows = [["player", *(["Elo", "95 %"] if ratings else []), *result.players]]
+    for number, name in enumerate(result.players):
         cells = [] if ratings is None else [f"{ratings.rating[number]:.0f}", f"[{ratings.low[number]:.0f}, {ratings.high[number]:.0f}]"]
-        rows.append([name, *cells, *("" if np.isnan(x) else f"{x:.3f}" for x in found.score[number])])
+        rows.append([name, *cells, *("" if np.isnan(x) else f"{x:.3f}" for x in result.score[number])])
     return rows
 
 
-def csv_rows(found: CrossPlay) -> list[list[Any]]:
+def csv_rows(result: CrossPlay) -> list[list[Any]]:
     """A line per ordered pair: player, opponent, plays, wins, draws, losses, score, and the player's rating with its interval."""
-    ratings = found.ratings()
+    ratings = result.ratings()
     rows: list[list[Any]] = [["player", "other", "plays", "wins", "draws", "losses", "score", "elo", "elo_low", "elo_high"]]
-    for (i, name), (j, other) in itertools.product(enumerate(found.players), repeat=2):
-        if np.isnan(found.score[i, j]):
+    for (i, name), (j, other) in itertools.product(enumerate(result.players), repeat=2):
+        if np.isnan(result.score[i, j]):
             continue
         rating = ["", "", ""] if ratings is None else [f"{column[i]:.2f}" for column in ratings]
-        counts = [int(x) for x in (found.plays[i, j], found.wins[i, j], found.draws[i, j], found.wins[j, i])]
-        rows.append([name, other, *counts, f"{found.score[i, j]:.6f}", *rating])
+        counts = [int(x) for x in (result.plays[i, j], result.wins[i, j], result.draws[i, j], result.wins[j, i])]
+        rows.append([name, other, *counts, f"{result.score[i, j]:.6f}", *rating])
     return rows

@@ -99,6 +99,6 @@ def duel_text(table: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]]
     return "\n".join(rows)
 
 
-def _interval(found: Mapping[str, Any]) -> str:
-    low, high = found["interval"]
+def _interval(figures: Mapping[str, Any]) -> str:
+    low, high = figures["interval"]
     return f" [{100 * low:.1f}, {100 * high:.1f}]"

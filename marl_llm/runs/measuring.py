@@ -32,7 +32,7 @@ def check_finite(figures: dict, step: int, model: str) -> None:
 
 
 class Alarms:
-    """Says aloud what must not pass in silence: a model without a gradient, a sampler that is not what the scorer scores.
+    """Reports a model without a gradient, and a sampler whose log-probs are not the scorer's.
 
     Args:
       silent: model -> steps since its last gradient; kept up to date in place, so that it can be checkpointed.
@@ -53,10 +53,10 @@ class Alarms:
 
 
 class LeagueWatch:
-    """Tells when a team in a league collapses: its rating falls, or it hardly varies and yet loses to a past self.
+    """Reports when a team in a league collapses: its rating falls, or it hardly varies and yet loses to a past self.
 
     Args:
-      say: where a line goes. Each kind of collapse is told when it begins, and again when it has passed in between.
+      say: where a line goes. Each kind of collapse is reported when it begins, and again when it has passed in between.
     """
 
     def __init__(self, say: Callable[[str], None]):
@@ -81,7 +81,7 @@ class LeagueWatch:
 
 
 class SignalWatch:
-    """Tells before the first update that nothing can be learned: every sample so far earned the same. A run of checkpoints then ends.
+    """Reports before the first update that nothing can be learned: every sample so far earned the same. A run of checkpoints then ends.
 
     Args:
       say: where a line goes.
@@ -130,8 +130,8 @@ def said_by_roles(rollout: Any) -> str:
     for call in calls:
         by_role.setdefault(call.role, []).append(call)
     told = [
-        f"; {role} could not be read {sum(not call.legal for call in said)} of {len(said)} times, and said first {said[0].text[:SHOWN]!r}"
-        for role, said in by_role.items()
+        f"; {role} could not be read {sum(not call.legal for call in role_calls)} of {len(role_calls)} times, and said first {role_calls[0].text[:SHOWN]!r}"
+        for role, role_calls in by_role.items()
     ]
     return "".join(told)
 

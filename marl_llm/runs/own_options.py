@@ -21,7 +21,7 @@ SECTIONS = ("optimizer", "recipe")
 
 def find_functions(config: config_dict.ConfigDict, game_dir: pathlib.Path | None) -> dict[str, GameSpec]:
     """Key of the config -> the user's function that it names, of the team's recipe and of its models'. Raises `GameError`."""
-    sections = {"recipe": config.recipe} | {f"models.{name}.recipe": one.recipe for name, one in config.models.items()}
+    sections = {"recipe": config.recipe} | {f"models.{name}.recipe": model.recipe for name, model in config.models.items()}
     named = {f"{path}.{field}": section.get(field) for path, section in sections.items() for field in FUNCTIONS}
     return {key: find_function(name, game_dir) for key, name in named.items() if name is not None}
 

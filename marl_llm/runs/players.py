@@ -54,7 +54,7 @@ def resolve_models(
 
 
 def _options(config: config_dict.ConfigDict, name: str) -> dict:
-    """A model's section, with what it leaves open as `config.model` has it. One that names its own shape inherits no other shape's."""
+    """A model's section; options that it leaves open come from `config.model`. One that names its own shape inherits no other."""
     common, of_model = given(config.model), given(config.models[name], ("optimizer", "recipe")) if name in config.models else {}
     kind = of_model.get("kind") or common.get("kind")
     where = f"config.models.{name}"
@@ -66,7 +66,7 @@ def _options(config: config_dict.ConfigDict, name: str) -> dict:
         drawn = ("sampler", *VLLM) if common.get("sampler") == "vllm" else ()
         common = {key: value for key, value in common.items() if key in ("kind", *CHAT, *drawn, *_LORA)}
     allowed = {"outside": ("kind", *_OUTSIDE), "scripted": ("kind",)}.get(kind)
-    if allowed:  # of the shape that others have, nothing is meant
+    if allowed:  # it has no shape, so none is inherited
         common = {key: value for key, value in common.items() if key in allowed}
     merged = common | of_model
     if allowed and (idle := [key for key in merged if key not in allowed]):
@@ -132,12 +132,12 @@ def _shape(name: str, options: dict, game: Game | Environment, sizes_only: bool)
     size = own and own.tokenizer.vocab_size  # None where models bring a vocabulary of their own
     if "path" in options:
         try:
-            found = read_config(options["path"], **shape_options(options))
+            shape = read_config(options["path"], **shape_options(options))
         except ValueError as error:
             raise ConfigError(f"{where}.path={options['path']!r}: {error}") from error
-        if isinstance(game, Game) and found.vocab_size != size:
-            raise ConfigError(f"{where}.path={options['path']!r} has {found.vocab_size} tokens, and the game speaks a language of {size}")
-        return found
+        if isinstance(game, Game) and shape.vocab_size != size:
+            raise ConfigError(f"{where}.path={options['path']!r} has {shape.vocab_size} tokens, and the game speaks a language of {size}")
+        return shape
     if size is None and not (sizes_only and "preset" in options):
         raise ConfigError(f"{where}: this environment has no vocabulary of its own; set path to a Hugging Face checkpoint")
     if "preset" not in options:
@@ -168,7 +168,7 @@ def hosted_environment(config: config_dict.ConfigDict, game: Game, recipe: Recip
 
     sections = [config.model, *config.models.values()]
     text = None
-    if any(one.get("path") or one.get("kind") == "outside" for one in sections):
+    if any(section.get("path") or section.get("kind") == "outside" for section in sections):
         r = config.rollout
         text = TextBudget(**{name: x for name, x in (("prompt_tokens", r.max_prompt), ("response_tokens", r.max_tokens)) if x is not None})
     elif idle := [key for key in ("max_prompt", "max_tokens") if config.rollout[key] is not None]:
@@ -180,8 +180,8 @@ def hosted_environment(config: config_dict.ConfigDict, game: Game, recipe: Recip
 def without_other_recipe(config: config_dict.ConfigDict, flags: Mapping[str, Any]) -> None:
     """Drops what a config file set for its own recipe, where `flags` exchange that for one which would refuse it.
 
-    `flags` has what the command line changes, by name. What was itself given there stays, and `resolve` refuses it; what the other recipe
-    takes too stays as well, such as `group_size` or `temperature`.
+    `flags` has what the command line changes, by name. What `flags` set stays, and `resolve` refuses it; what the other recipe takes
+    too stays as well, such as `group_size` or `temperature`.
     """
     section, name = config.recipe, config.recipe.name
     if "recipe.name" not in flags or name not in RECIPES:

@@ -64,7 +64,7 @@ def reported(game: str, variant: str, table: str | None = None) -> str:
     Of a game that stands for several of the paper's domains, theirs, `24.0 lcb, 18.6 apps, 7.8 codecontests (1.7B), ...`. `table` is one
     of `marl_llm.runs.variants.TABLES`; none: tables 1 and 2.
     """
-    domains = next((found for name, found in GAMES.items() if game.startswith(name)), ())
+    domains = next((names for name, names in GAMES.items() if game.startswith(name)), ())
     if table == "4":
         return f"{TABLE_4[variant]} (1.7B)" if domains == ("plan_path",) and variant in TABLE_4 else ""
     if table == "figure5":
@@ -74,7 +74,7 @@ def reported(game: str, variant: str, table: str | None = None) -> str:
     texts = []
     for model, rows in kind.items():
         figures = dict(zip(DOMAINS[first:], rows.get(variant, ())))
-        found = [(figures[name], name) for name in domains if name in figures]
-        words = ", ".join(f"{figure} {name}" if len(domains) > 1 else f"{figure}" for figure, name in found)
-        texts += [f"{words} ({model.rpartition('-')[2]})"] if found else []
+        pairs = [(figures[name], name) for name in domains if name in figures]
+        words = ", ".join(f"{figure} {name}" if len(domains) > 1 else f"{figure}" for figure, name in pairs)
+        texts += [f"{words} ({model.rpartition('-')[2]})"] if pairs else []
     return ", ".join(texts)

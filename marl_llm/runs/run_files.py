@@ -58,7 +58,7 @@ class RunFiles:
             write_trajectories(self.workdir, dataclasses.replace(played.rollout, episodes=graphs), when, step)
 
     def looked_at(self, played):
-        """The batch. Of the first one a play is made ready but not written: a game's task or picture that cannot be is told at once."""
+        """The batch. Of the first one a play is prepared but not written, so that a task or picture that fails is reported at once."""
         for play, tokens in () if self._looked else played.episodes(1, "train"):
             self.episodes.look(play, tokens)
         self._looked = True

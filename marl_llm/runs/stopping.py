@@ -109,20 +109,20 @@ class Stopping(contextlib.AbstractContextManager):
         raise Stopped
 
     def _tell(self, what: str) -> None:
-        """The last words, once. Written past Python's streams, in which a signal may have interrupted another print."""
+        """Prints the last message, once, past Python's streams, in which a signal may have interrupted another print."""
         if not self._told:
             self._told = True
             _say(f"{what}. To continue:\n  {self._again}")
 
     def _last(self) -> str:
-        """What stands, in words; a checkpoint that is being written in the background is finished first."""
+        """The last whole checkpoint, in words; one that is being written in the background is finished first."""
         from marl_llm.training import CheckpointError
 
         try:
-            there = self._checkpoints.steps()
+            steps = self._checkpoints.steps()
         except CheckpointError as error:
             return str(error)
-        return f"the last whole checkpoint is that of step {there[-1]}" if there else "there is no checkpoint yet: the run begins again"
+        return f"the last whole checkpoint is that of step {steps[-1]}" if steps else "there is no checkpoint yet: the run begins again"
 
     def _outside(self) -> NoReturn:
         self._tell(f"stopped outside of the steps; {self._last()}")

@@ -57,12 +57,12 @@ class SweepCheckpoints:
 
     def steps(self) -> list[int]:
         """Steps at which every run has a complete checkpoint, ascending."""
-        return sorted(set.intersection(*(set(one.steps()) for one in self.of_runs)))
+        return sorted(set.intersection(*(set(checkpoints.steps()) for checkpoints in self.of_runs)))
 
     def wait(self, only_if_done: bool = False) -> None:
         """See `Checkpoints.wait`."""
-        for one in self.of_runs:
-            one.wait(only_if_done)
+        for checkpoints in self.of_runs:
+            checkpoints.wait(only_if_done)
 
 
 def train_sweep(teams: Sequence[SweptConfig], out: pathlib.Path, launch: Launch = Launch()) -> dict[str, pathlib.Path]:
@@ -75,15 +75,15 @@ def train_sweep(teams: Sequence[SweptConfig], out: pathlib.Path, launch: Launch 
     """
     from marl_llm.runs.base import check
 
-    for one in teams:
-        check(one.config)
+    for swept in teams:
+        check(swept.config)
     mesh = start_jax(teams[0].config, launch.cache)
-    folders = {one.name: out / one.name for one in teams}
+    folders = {swept.name: out / swept.name for swept in teams}
     with contextlib.ExitStack() as opened, Heartbeat(lambda line: print(line, file=sys.stderr, flush=True)):
-        checkpoints = SweepCheckpoints([opened.enter_context(_checkpoints_of(one, folders[one.name])) for one in teams])
+        checkpoints = SweepCheckpoints([opened.enter_context(_checkpoints_of(swept, folders[swept.name])) for swept in teams])
         stop = Stopping(checkpoints, "the same command", launch.grace_s)
         pairs = zip(teams, checkpoints.of_runs, strict=True)
-        runs = [_open_run(one, mesh, of_run, stop, opened) for one, of_run in pairs]
+        runs = [_open_run(swept, mesh, of_run, stop, opened) for swept, of_run in pairs]
         _check_alike(runs)
         continues = [_open_directory(run, launch, mesh) for run in runs]
         if all(continues) and all(map(_is_complete, runs)):
@@ -98,18 +98,18 @@ def train_sweep(teams: Sequence[SweptConfig], out: pathlib.Path, launch: Launch 
     return folders
 
 
-def _checkpoints_of(one: SweptConfig, folder: pathlib.Path) -> Any:
-    """Those of a team's run directory."""
+def _checkpoints_of(swept: SweptConfig, folder: pathlib.Path) -> Any:
+    """The checkpoints of a team's run directory."""
     from marl_llm.training import Checkpoints
 
-    return Checkpoints(folder / "checkpoints", one.config.checkpoint.keep, one.config.checkpoint.background)
+    return Checkpoints(folder / "checkpoints", swept.config.checkpoint.keep, swept.config.checkpoint.background)
 
 
-def _open_run(one: SweptConfig, mesh: Any, checkpoints: Any, stop: Stopping, opened: contextlib.ExitStack) -> loop.TrainingRun:
+def _open_run(swept: SweptConfig, mesh: Any, checkpoints: Any, stop: Stopping, opened: contextlib.ExitStack) -> loop.TrainingRun:
     """A run with its team, which `opened` closes. Nothing is written yet."""
     from marl_llm.runs.resolve import resolve
 
-    config, clock = one.config, Stopwatch()
+    config, clock = swept.config, Stopwatch()
     plan = opened.enter_context(resolve(config))
     if plan.hosted:
         raise ConfigError(f"{config.game.name} is played hosted, and a sweep plays compiled: train these teams with `marl compare`")
@@ -243,10 +243,10 @@ def supervised_start(sweep: Sweep, runs: Sequence[loop.TrainingRun]) -> None:
         with reporting.Progress(start.steps, "supervised warm-up") as progress:
             for step in range(start.steps):
                 rates = [loop.sft_rate(run.config.sft, step) for run in runs]
-                found = sweep.sft_step(step % (start.fresh or start.steps), start.tasks, rates)
-                for run, figures in zip(runs, found, strict=True):
+                all_figures = sweep.sft_step(step % (start.fresh or start.steps), start.tasks, rates)
+                for run, figures in zip(runs, all_figures, strict=True):
                     loop.record_sft(run, step, figures)
-                progress.update(step + 1, loss=sum(figures["loss"] for figures in found) / len(found))
+                progress.update(step + 1, loss=sum(figures["loss"] for figures in all_figures) / len(all_figures))
     sweep.start_rl()
 
 
@@ -263,7 +263,7 @@ def train_step(training: TrainingSweep, step: int) -> None:
     training.step_end = time.perf_counter()
     times = tuple(before + (moment - before) / len(runs) for moment in (start, learning, training.step_end))
     config = runs[0].config
-    if any((step + 1) % every == 0 for every in (config.evaluation.every, config.checkpoint.every)) or step + 1 == config.steps:
+    if any((step + 1) % interval == 0 for interval in (config.evaluation.every, config.checkpoint.every)) or step + 1 == config.steps:
         sweep.unstack()
     successes = []
     for run, watches, batch, update in zip(runs, training.watches, batches, updates, strict=True):

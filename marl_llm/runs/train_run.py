@@ -121,14 +121,14 @@ def _explain(error: Exception, plan, workdir: pathlib.Path) -> TrainingError | N
     from marl_llm.training import processes
     from marl_llm.workflows import RolloutError
 
-    said = command.told(error, map(str, plan.own_files.values()))
-    if said is None or isinstance(error, ConfigError | TrainingError | OSError | DamagedError | processes.ProcessError):
+    reason = command.told(error, map(str, plan.own_files.values()))
+    if reason is None or isinstance(error, ConfigError | TrainingError | OSError | DamagedError | processes.ProcessError):
         return None
     trace = workdir / ("error.txt" if processes.leads() else f"error_{processes.rank()}.txt")
     trace.write_text("".join(traceback.format_exception(error)))
     passes = isinstance(error, RolloutError | TeacherError)  # which another try need not meet again
     after = "Once that is mended, the same command goes on from the last checkpoint. " if passes else ""
-    return TrainingError(f"{said.rstrip('.')}. {after}The whole traceback is in {trace}")
+    return TrainingError(f"{reason.rstrip('.')}. {after}The whole traceback is in {trace}")
 
 
 def _print_to_stderr(line: str) -> None:

@@ -165,7 +165,7 @@ def _belongs_to_user(run: pathlib.Path, claims: Mapping[str, str]) -> bool:
     if any(value.startswith(UNREADABLE) for key, value in claims.items() if key.startswith("game/")):
         return False
     others = stat.S_IWGRP | stat.S_IWOTH
-    return all(stat.S_ISREG(one.st_mode) and one.st_uid == os.getuid() and not one.st_mode & others for one in about)
+    return all(stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & others for status in about)
 
 
 def _told(key: str, value: str) -> str:

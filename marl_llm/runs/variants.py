@@ -115,14 +115,14 @@ def _alone_and_together(config) -> dict[str, Changes]:
         roles = list(plan.assignment.roles)
     if len(roles) < 2:
         raise ConfigError(f"--table=4 puts roles that trained alone together; {config.game.name} has one role, {roles[0]}")
-    found: dict[str, Changes] = {}
+    variants: dict[str, Changes] = {}
     for role in roles:
         others = "+".join(other for other in roles if other != role)
         # the phase of the others lies behind the end of the run: they stay as the supervised warm-up left them
-        found[f"{role}_alone"] = {"assignment": "per_role", "schedule": f"{role}:{max(config.steps, 1)},{others}:1"}
+        variants[f"{role}_alone"] = {"assignment": "per_role", "schedule": f"{role}:{max(config.steps, 1)},{others}:1"}
     models = ",".join(f"{role}=run:{{runs}}/{role}_alone-{{seed}}" for role in roles)
     together = {"assignment": "per_role", "steps": "0", "sft.models": models}
-    return found | {"alone_then_team": together, "at_grpo_per_role": STRONGER_MAS["at_grpo_per_role"]}
+    return variants | {"alone_then_team": together, "at_grpo_per_role": STRONGER_MAS["at_grpo_per_role"]}
 
 
 def _outcome(config) -> dict[str, Changes]:
@@ -139,9 +139,9 @@ def _once_and_again(config) -> dict[str, Changes]:
 
 
 def _ensembles(config) -> dict[str, Changes]:
-    responses, found = config.rollout.tasks * max(SIZES), {}
+    responses, variants = config.rollout.tasks * max(SIZES), {}
     for size, (reasoners, users) in SIZES.items():
         keys = {"game.reasoners": str(reasoners), "game.users": str(users), "rollout.tasks": str(responses // size)}
-        found[f"at_grpo_{size}"] = keys
-        found[f"grpo_{size}"] = keys | GRPO
-    return found
+        variants[f"at_grpo_{size}"] = keys
+        variants[f"grpo_{size}"] = keys | GRPO
+    return variants

@@ -50,13 +50,13 @@ def differences(old: dict, new: dict, path: str = "config") -> list[str]:
     """Lines `path: old -> new` for every value that differs."""
     out = []
     for key in sorted(set(old) | set(new)):
-        a, b, here = old.get(key), new.get(key), f"{path}.{key}"
+        a, b, key_path = old.get(key), new.get(key), f"{path}.{key}"
         if isinstance(a, dict) and isinstance(b, dict):
-            out += differences(a, b, here)
+            out += differences(a, b, key_path)
         elif a is None and isinstance(b, dict) and all(value is None for value in b.values()):
             continue  # a section that is newer than the run
         elif a != b:
-            out.append(f"{here}: {a!r} -> {b!r}")
+            out.append(f"{key_path}: {a!r} -> {b!r}")
     return out
 
 
@@ -227,7 +227,7 @@ def _begin(workdir: pathlib.Path, record: dict, own_files: Mapping[pathlib.Path,
 
 
 def taken_over(workdir: pathlib.Path, config: config_dict.ConfigDict, hardware: str) -> None:
-    """Records with what a run goes on, once nothing can stop it any more before its next step: changed keys, and whose it is now."""
+    """Records the changed keys and the owner of a run that continues, once nothing can stop it before its next step."""
     record = read_record(workdir)
     if changed := differences(record["config"], plain(config)):
         change = {"date": now(), "commit": commit_of(pathlib.Path(__file__).parent), "hardware": hardware, "changed": changed}
@@ -243,7 +243,7 @@ def taken_over(workdir: pathlib.Path, config: config_dict.ConfigDict, hardware: 
 
 
 def _keep_to_user(path: pathlib.Path) -> None:
-    """Takes the right to write a file from everybody else, as far as it is this user's: what it holds is known as this user's own."""
+    """Makes a file of this user writable by nobody else: what it holds is known as this user's own."""
     if path.is_symlink():
         return
     with contextlib.suppress(PermissionError):  # another's file stays as it is, and then asks for --trust
@@ -286,12 +286,12 @@ def _changed_files(workdir: pathlib.Path, own_files: Mapping[pathlib.Path, pathl
 
 def _data_of(config: dict) -> dict[str, str]:
     """Option of the game that names a file -> the digest of that file, which is not copied."""
-    found = {}
+    digests = {}
     for key, value in config["game"].items():
         if isinstance(value, str) and os.path.isfile(value):
             with contextlib.suppress(ValueError, OSError):  # too large, or not to be read: whoever makes the game is told
-                found[key], _ = trust.file_digest(pathlib.Path(value))
-    return found
+                digests[key], _ = trust.file_digest(pathlib.Path(value))
+    return digests
 
 
 def _changed_data(record: dict, config: dict) -> list[str]:
