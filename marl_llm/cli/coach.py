@@ -9,6 +9,11 @@ responses into another of the role's, `stray=0.1` one of 10 % into a word of any
 plays of `--team`s on tasks of the training split. `--unseen` teams play tasks of the validation split, and only measure it; among them
 should be the team that it is to train, as it begins. `OUT/coach.json` keeps the agreement, and a run refuses a coach with a mean absolute
 error above 0.7 or a kappa below 0.8 on any of them.
+
+    python -m marl_llm coach experiments/configs/chain_maths.py --measure models/smollm2 --held_out 16
+
+`--measure` trains and writes nothing: the model of a checkpoint is asked as `config.coach.kind=model` would ask it, about plays of the
+`--unseen` teams, and the table says how well it agrees with the rubric and whether that is enough.
 """
 
 from __future__ import annotations
@@ -35,12 +40,15 @@ def parser() -> argparse.ArgumentParser:
     """The options."""
     p = argparse.ArgumentParser("marl_llm coach", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("config", help="a config FILE.py[:variant] of an environment whose guide has a rubric and a brief")
-    p.add_argument("--out", type=pathlib.Path, required=True, help="directory to write; must not exist, or be empty")
+    work = p.add_mutually_exclusive_group(required=True)
+    work.add_argument("--out", type=pathlib.Path, help="directory to write; must not exist, or be empty")
+    work.add_argument("--measure", metavar="DIR", help="a checkpoint that is measured as it stands, in place of training a coach")
     p.add_argument("--team", action="append", help=f"a team to learn from, as often as there are some ({', '.join(TEAMS)})")
     p.add_argument("--unseen", action="append", default=[], help="a team to be measured on, as often as there are some")
     p.add_argument("--tasks", type=int, default=400, help="training tasks per team (%(default)s)")
     p.add_argument("--plays", type=int, default=4, help="plays of each task (%(default)s)")
     p.add_argument("--held_out", type=int, default=100, help="validation tasks per team (%(default)s)")
+    p.add_argument("--max_tokens", type=int, default=256, help="with --measure: tokens of a reply (%(default)s)")
     p.add_argument("--preset", default="micro", help="the model's size (%(default)s)")
     p.add_argument("--epochs", type=int, default=8, help="passes over the views (%(default)s)")
     p.add_argument("--batch", type=int, default=128, help="views per optimizer step (%(default)s)")
@@ -54,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
 class Lesson:
     """What a small coach reads of an action, and what the rubric says."""
 
-    brief: str
+    brief: str  # empty where the environment writes none
     score: float
     role: str
     view: Any
@@ -66,13 +74,14 @@ def main(argv: list[str] | None = None) -> int:
 
     asked = parser().parse_args(argv)
     try:
-        if asked.out.exists() and (not asked.out.is_dir() or any(asked.out.iterdir())):
+        if asked.out and asked.out.exists() and (not asked.out.is_dir() or any(asked.out.iterdir())):
             raise ConfigError(f"--out={asked.out} exists; choose a new directory")
-        for name in ("tasks", "plays", "held_out", "epochs", "batch"):
+        for name in ("tasks", "plays", "held_out", "epochs", "batch", "max_tokens"):
             if getattr(asked, name) < 1:
                 raise ConfigError(f"--{name}={getattr(asked, name)} must be at least 1")
         path, _, variant = config_path(asked.config).partition(":")
-        train_coach(lambda: _config(path, variant or None), asked)
+        work = measure_model if asked.measure else train_coach
+        work(lambda: _config(path, variant or None), asked)
     except Exception as error:
         return code_of(error)
     return 0
@@ -113,14 +122,47 @@ def train_coach(make: Callable[[], Any], asked: argparse.Namespace, say: Callabl
         (asked.out / small.RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
     from marl_llm.coaching.agreement import agreement_text
 
-    for name, found in ((SEEN, record["seen"]), *record["unseen"].items()):
-        say(f"{name}:\n{agreement_text(found)}")
+    for name, figures in ((SEEN, record["seen"]), *record["unseen"].items()):
+        say(f"{name}:\n{agreement_text(figures)}")
     try:
         small.read_record(asked.out, guide)
         say(f"it may train a team: --config.coach.kind=small --config.coach.path={asked.out}")
     except small.WorkflowError as error:
         say(f"it may train nobody: {error}")
     return record
+
+
+def measure_model(make: Callable[[], Any], asked: argparse.Namespace, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Asks a checkpoint about plays of each unseen team and says how well it agrees with the rubric; returns the figures by team.
+
+    Raises `ConfigError` for a team, an environment or a checkpoint that will not do.
+    """
+    from marl_llm.coaching import small
+    from marl_llm.coaching.agreement import agreement, agreement_text
+    from marl_llm.runs.building import start_jax
+    from marl_llm.runs.coaching import check_coach, make_coaching
+    from marl_llm.runs.resolve import resolve
+
+    config = make()
+    config.coach.update(kind="model", path=asked.measure, max_tokens=asked.max_tokens)
+    start_jax(config, None)
+    with resolve(config) as plan:
+        check_coach(config, plan)
+        if plan.played.guide.rubric is None:
+            raise ConfigError(f"{config.game.name}: its guide has no rubric to measure a coach by; give CoachGuide(rubric=...)")
+        coaching, figures = make_coaching(config, plan), {}
+        try:
+            for team in asked.unseen or TEAMS:
+                lessons = _lessons(make, team, "validation", 0, asked.held_out, 1, asked.seed, asked.trust)
+                scores = asked_scores(coaching.coach, [lesson.view for lesson in lessons])
+                figures[team] = agreement(scores, [lesson.score for lesson in lessons], [lesson.role for lesson in lessons])
+                say(f"{team}:\n{agreement_text(figures[team])}")
+        finally:
+            coaching.close()
+    faults = list(filter(None, (small.disagreement(team, team_figures["all"]) for team, team_figures in figures.items())))
+    say("\n".join(f"{asked.measure} should train nobody: it agrees too little with its rubric {fault}" for fault in faults)
+        or f"it agrees with its rubric: --config.coach.kind=model --config.coach.path={asked.measure}")  # fmt: skip
+    return figures
 
 
 def learned(lessons: Sequence[Lesson], asked: argparse.Namespace, mesh: Any, say: Callable[[str], None]) -> tuple:
@@ -178,22 +220,27 @@ def scores_of(folder: pathlib.Path, max_prompt: int, guide: Any, views: Sequence
     clients: list[Any] = []
     models: list[Any] = []
     coach = small_coach(folder, max_prompt, guide, models, clients)
+    try:
+        return asked_scores(coach, views)
+    finally:
+        for opened in (*clients, *models):
+            opened.close()
+
+
+def asked_scores(coach: Any, views: Sequence[Any]) -> list[float | None]:
+    """What a coach says of each view; None where its reply could not be read."""
 
     async def ask() -> list[float | None]:
         gate = asyncio.Semaphore(ASKED)
 
-        async def one(view: Any) -> float | None:
+        async def score_of(view: Any) -> float | None:
             async with gate:
                 result = await coach.score(view)
             return None if result.failure is not None else float(result.outcome().value)
 
-        return list(await asyncio.gather(*map(one, views)))
+        return list(await asyncio.gather(*map(score_of, views)))
 
-    try:
-        return asyncio.run(ask())
-    finally:
-        for one in (*clients, *models):
-            one.close()
+    return asyncio.run(ask())
 
 
 def _write(folder: pathlib.Path, shape: Any, params: dict, renderer: Any) -> None:
@@ -281,7 +328,8 @@ def scripted(environment: Any, script: Callable, tasks: list, plays: int) -> Any
 
 def _scored(small: Any, rollout: Any, guide: Any) -> list[Lesson]:
     views = small.views_of(rollout, guide.when)
-    return [Lesson(small.brief_of(view, guide), small.rubric_value(view, guide), view.call.role, view) for view in views]
+    briefs = [small.brief_of(view, guide) if guide.brief is not None else "" for view in views]
+    return [Lesson(brief, small.rubric_value(view, guide), view.call.role, view) for brief, view in zip(briefs, views, strict=True)]
 
 
 def injection_rates(config: Any, run: str | None, tasks: int, trusted: bool = False) -> str:

@@ -94,24 +94,29 @@ def read_record(folder: str | pathlib.Path, guide: CoachGuide) -> dict[str, Any]
     try:
         record = read_json_file(path)
         version, most, unseen = record["guide"], int(record["max_prompt"]), record["unseen"]
-        every = [(name, one["all"]) for name, one in unseen.items()]
-        shares = ((name, one.get("mae", 10.0), one.get("kappa", 0.0), one["missing"] / max(1, one["actions"])) for name, one in every)
-        figures = [(name, *map(float, found)) for name, *found in shares]
+        faults = [disagreement(team, figures["all"]) for team, figures in unseen.items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         why = f"{type(error).__name__}: {error}"
         raise WorkflowError(f"{folder} is no small coach ({why}); train one with python -m marl_llm coach") from error
     if version != guide.version:
         raise WorkflowError(f"the small coach of {folder} learned {version!r}; the environment's is {guide.version!r}: train another")
-    if not figures:
+    if not faults:
         raise WorkflowError(f"the small coach of {folder} was measured on no team that it never saw: train it with --unseen")
-    for name, error, kappa, missing in figures:
-        if not (error <= MOST_ERROR and kappa >= LEAST_KAPPA and missing <= MOST_MISSING):
-            raise WorkflowError(
-                f"the small coach of {folder} agrees too little with its rubric on {name}: mean absolute error {error:.2f} (at most "
-                f"{MOST_ERROR}), kappa {kappa:.2f} (at least {LEAST_KAPPA}), {missing:.1%} of its replies missing (at most "
-                f"{MOST_MISSING:.0%}); train it longer, or on teams more alike"
-            )
+    for fault in filter(None, faults):
+        raise WorkflowError(f"the small coach of {folder} agrees too little with its rubric {fault}; train it longer or on more teams")
     return record | {"max_prompt": most}
+
+
+def disagreement(team: str, figures: dict[str, Any]) -> str:
+    """What in the figures of `agreement` forbids a coach to train the team; empty if nothing does. Raises for figures that are none."""
+    error, kappa = float(figures.get("mae", 10.0)), float(figures.get("kappa", 0.0))
+    missing = float(figures["missing"] / max(1, figures["actions"]))
+    if error <= MOST_ERROR and kappa >= LEAST_KAPPA and missing <= MOST_MISSING:
+        return ""
+    return (
+        f"on {team}: mean absolute error {error:.2f} (at most {MOST_ERROR}), kappa {kappa:.2f} (at least {LEAST_KAPPA}), "
+        f"{missing:.1%} of its replies missing (at most {MOST_MISSING:.0%})"
+    )
 
 
 def _until(events: Sequence[Any], number: int) -> Sequence[Any]:

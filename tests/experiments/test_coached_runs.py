@@ -12,6 +12,8 @@ from test_players import write_checkpoint
 from test_runs import in_this_process, run  # noqa: F401
 from tokenizers import AddedToken, Tokenizer
 
+from marl_llm.cli.coach import main, measure_model, parser
+from marl_llm.coaching import Coaching, rubric_coach
 from marl_llm.models import ModelConfig, init_params, save_pretrained
 from marl_llm.reporting import read_metrics
 from marl_llm.runs.base import base_config
@@ -133,6 +135,30 @@ def test_models_and_ensembles_are_made_of_one_path_and_refused_where_they_cannot
         coaching.close()
         line = cost_line(made, plan)
         assert line.startswith("coach (ensemble): at most 1 actions a play x 2 plays x 4 tasks x 1 steps = 8 calls; rubric; rubric; served")
+
+
+def test_a_checkpoint_is_measured_as_a_coach_and_told_whether_it_agrees_with_the_rubric(judge, monkeypatch):
+    before, told = sorted(judge.iterdir()), []
+    asked = parser().parse_args(["c.py", "--measure", str(judge), "--max_tokens=1", "--held_out=6", "--unseen=script:noise=0.5"])
+    figures = measure_model(config, asked, told.append)["script:noise=0.5"]["all"]
+    assert (figures["actions"], figures["missing"]) == (6, 0)
+    assert figures["mae"] > 0.7
+    verdict = f"{judge} should train nobody: it agrees too little with its rubric on script:noise=0.5: mean absolute error "
+    assert told[-1].startswith(verdict)
+
+    def rubric_coaching(config, plan):
+        return Coaching(rubric_coach(plan.played.guide), plan.played.guide, {})
+
+    monkeypatch.setattr("marl_llm.runs.coaching.make_coaching", rubric_coaching)
+    figures = measure_model(config, asked, told.append)["script:noise=0.5"]["all"]
+    assert (figures["mae"], figures["kappa"]) == (0.0, 1.0)
+    assert told[-1] == f"it agrees with its rubric: --config.coach.kind=model --config.coach.path={judge}"
+    assert sorted(judge.iterdir()) == before
+
+
+def test_a_directory_that_is_no_checkpoint_is_not_measured(capsys):
+    assert main(["experiments/configs/chain_maths.py", "--measure", "nowhere"]) == 2
+    assert "config.coach.path='nowhere' is no checkpoint" in capsys.readouterr().err
 
 
 def test_a_coach_that_is_the_teams_own_model_is_warned_of_before_the_run(judge, tmp_path):
