@@ -1,5 +1,6 @@
 """The environments of coding. Of workflow D (UnityMAS-O): `functions`, `problems`. Coder and unit tester (Stronger-MAS): `function_debate`,
-`code_debate`. Helper and main agent (MAGRPO): `helper_functions`, `function_problems`. The first of each pair is generated.
+`one_line_debate`, `code_debate`. Helper and main agent (MAGRPO): `helper_functions`, `function_problems`. All but the last of each are
+generated.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from marl_llm.games.coding.helper_functions import (
 )
 from marl_llm.games.coding.mini import function_player, mini_coding_roles, mini_plan_code_verify_reflect, mini_verifier
 from marl_llm.games.coding.mini import hide_fields as hide_field
+from marl_llm.games.coding.one_line import one_line_task
 from marl_llm.games.coding.runs import Runs
 from marl_llm.games.coding.team import ROUNDS, plan_code_verify_reflect, verifier
 from marl_llm.games.kit.datasets import apart_from_test, check_two_files, disjoint_files, split_tasks, unlike
@@ -106,6 +108,26 @@ def function_debate(
     workflow = debate_team(FunctionRuns(), roles, agents, turns, rewards_form, ("problem",), DEBATE_HIDDEN)
     tasks = drawn_tasks(lambda split, number: debate_task(split, functions_seed, number, rare), SHARES)
     return Environment(workflow, tasks, "solved", debate_renderer(), function_debate_player(noise, misreading, slip, trivial, keep))
+
+
+def one_line_debate(
+    problems_seed: int = 0,
+    agents: str = "team",
+    turns: int = 1,
+    rewards_form: str = "safe",
+    timeout_s: float = 10.0,
+    max_prompt: int = 320,
+    max_tokens: int = 96,
+) -> Environment:
+    """Coder and unit tester on generated problems of one line, in plain English, for a checkpoint; programs run in the sandbox.
+
+    Args:
+      agents, turns, rewards_form: as `function_debate`.
+      timeout_s: of one program on one test.
+    """
+    roles = debate_roles(max_tokens, max_prompt) if agents == "team" else {"coder": single_coder(max_tokens, max_prompt)}
+    workflow = debate_team(Runs(timeout_s), roles, agents, turns, rewards_form)
+    return Environment(workflow, drawn_tasks(lambda split, number: one_line_task(split, problems_seed, number), SHARES), "solved")
 
 
 def code_debate(
