@@ -49,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--plays", type=int, default=4, help="plays of each task (%(default)s)")
     p.add_argument("--held_out", type=int, default=100, help="validation tasks per team (%(default)s)")
     p.add_argument("--max_tokens", type=int, default=256, help="with --measure: tokens of a reply (%(default)s)")
+    p.add_argument("--max_prompt", type=int, default=2048, help="with --measure: tokens of a prompt (%(default)s)")
     p.add_argument("--preset", default="micro", help="the model's size (%(default)s)")
     p.add_argument("--epochs", type=int, default=8, help="passes over the views (%(default)s)")
     p.add_argument("--batch", type=int, default=128, help="views per optimizer step (%(default)s)")
@@ -76,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if asked.out and asked.out.exists() and (not asked.out.is_dir() or any(asked.out.iterdir())):
             raise ConfigError(f"--out={asked.out} exists; choose a new directory")
-        for name in ("tasks", "plays", "held_out", "epochs", "batch", "max_tokens"):
+        for name in ("tasks", "plays", "held_out", "epochs", "batch", "max_prompt", "max_tokens"):
             if getattr(asked, name) < 1:
                 raise ConfigError(f"--{name}={getattr(asked, name)} must be at least 1")
         path, _, variant = config_path(asked.config).partition(":")
@@ -144,7 +145,7 @@ def measure_model(make: Callable[[], Any], asked: argparse.Namespace, say: Calla
     from marl_llm.runs.resolve import resolve
 
     config = make()
-    config.coach.update(kind="model", path=asked.measure, max_tokens=asked.max_tokens)
+    config.coach.update(kind="model", path=asked.measure, max_prompt=asked.max_prompt, max_tokens=asked.max_tokens)
     start_jax(config, None)
     with resolve(config) as plan:
         check_coach(config, plan)

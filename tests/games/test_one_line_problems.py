@@ -1,7 +1,11 @@
 """Problems of one line: their tests are what their programs print in the sandbox, and no problem is in two splits."""
 
-import pytest
+import dataclasses
 
+import pytest
+from debates import played, scores
+
+from marl_llm.games import make_game
 from marl_llm.games.coding.one_line import PROGRAMS, one_line_task
 from marl_llm.tools.judge import judge_stdio
 
@@ -38,3 +42,22 @@ def test_the_last_test_has_equal_numbers_so_that_a_program_that_never_compares_f
     assert equal
     for task in equal:
         assert task.hidden["tests"][-1][1] != "0\n"
+
+
+@pytest.mark.parametrize(("agents", "turns"), [("team", 1), ("team", 2), ("single", 2)])
+def test_a_program_is_paid_by_the_tests_and_every_prompt_begins_with_the_example(agents, turns):
+    right, wrong = "```python\nprint(int(input()) + 1)\n```", "```python\nprint(1)\n```"
+
+    def script(turn):
+        program = right if turn.fields["problem"] == "right" else wrong
+        return "**Test Input:**\n4\n**Test Output:**\n5" if turn.role.name == "tester" else program
+
+    hidden = {**one_line_task("test", 0, 0).hidden, "tests": (("1\n", "2\n"), ("4\n", "5\n")), "references": ("print(int(input()) + 1)",)}
+    tasks = [dataclasses.replace(one_line_task("test", 0, 0), number=n, fields={"problem": text, "interface": ""}, hidden=hidden)
+             for n, text in enumerate(("right", "wrong"))]  # fmt: skip
+    with make_game("one_line_debate", agents=agents, turns=turns) as environment:
+        rollout = played(environment.workflow, tasks, script)
+    assert scores(rollout, "solved") == [1.0, 0.0]
+    for path in rollout.trajectories:
+        assert all(call.prompt.startswith("Problem: Read an integer and print twice that number.\n") for call in path.calls)
+    assert len(rollout.trajectories[1].calls) == turns * (1 + (agents == "team"))

@@ -64,6 +64,11 @@ def history_text(entries: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(parts)
 
 
+def last_program(entries: Sequence[Mapping[str, Any]]) -> str:
+    """The last program of a history as a prompt shows it."""
+    return f"```python\n{entries[-1]['code'].rstrip()}\n```"
+
+
 def debate_roles(max_tokens: int = 4096, max_prompt: int = 8192) -> dict[str, Role]:
     """Coder and tester with prompts for general models, after Appendix C.2 (the problem stands before the instructions)."""
     budget = dict(max_tokens=max_tokens, max_prompt=max_prompt, trim="history", trim_from="start")
@@ -213,9 +218,6 @@ def code_debate(
 
 def single_coder(max_tokens: int = 4096, max_prompt: int = 8192) -> Role:
     """The single agent's role, which reads its own last program."""
-    def last_program(entries):
-        return f"```python\n{entries[-1]['code'].rstrip()}\n```"
-
     show = show_instructions({**CODER, "later": SINGLE_LATER}, last_program)
     return dataclasses.replace(debate_roles(max_tokens, max_prompt)["coder"], show=show)
 

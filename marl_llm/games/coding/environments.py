@@ -30,7 +30,7 @@ from marl_llm.games.coding.helper_functions import (
 )
 from marl_llm.games.coding.mini import function_player, mini_coding_roles, mini_plan_code_verify_reflect, mini_verifier
 from marl_llm.games.coding.mini import hide_fields as hide_field
-from marl_llm.games.coding.one_line import one_line_task
+from marl_llm.games.coding.one_line import one_line_roles, one_line_task
 from marl_llm.games.coding.runs import Runs
 from marl_llm.games.coding.team import ROUNDS, plan_code_verify_reflect, verifier
 from marl_llm.games.kit.datasets import apart_from_test, check_two_files, disjoint_files, split_tasks, unlike
@@ -116,8 +116,8 @@ def one_line_debate(
     turns: int = 1,
     rewards_form: str = "safe",
     timeout_s: float = 10.0,
-    max_prompt: int = 320,
-    max_tokens: int = 96,
+    max_prompt: int = 288,
+    max_tokens: int = 64,
 ) -> Environment:
     """Coder and unit tester on generated problems of one line, in plain English, for a checkpoint; programs run in the sandbox.
 
@@ -125,7 +125,7 @@ def one_line_debate(
       agents, turns, rewards_form: as `function_debate`.
       timeout_s: of one program on one test.
     """
-    roles = debate_roles(max_tokens, max_prompt) if agents == "team" else {"coder": single_coder(max_tokens, max_prompt)}
+    roles = one_line_roles(max_tokens, max_prompt, agents)
     workflow = debate_team(Runs(timeout_s), roles, agents, turns, rewards_form)
     return Environment(workflow, drawn_tasks(lambda split, number: one_line_task(split, problems_seed, number), SHARES), "solved")
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import functools
 import random
 
+from marl_llm.games.coding import debate
+from marl_llm.games.kit.debate import show_instructions
 from marl_llm.games.kit.miniature import kinds_of_split
-from marl_llm.workflows import Task
+from marl_llm.workflows import Role, Task, code_block
 
 NUMBERS = range(2, 21)
 GOLDEN_TESTS = 5
@@ -26,6 +28,27 @@ PROGRAMS = {  # problem -> its program; `{n}` is a number
     "Read two integers, one per line, and print their product minus {n}.": "print(int(input()) * int(input()) - {n})",
     "Read two integers, one per line, and print {n} if they are equal, else 0.": "print({n} if int(input()) == int(input()) else 0)",
 }
+
+EXAMPLE = "Problem: Read an integer and print twice that number.\n"  # a model of 135M follows an example, and no list of rules
+CODER = EXAMPLE + "```python\nprint(int(input()) * 2)\n```\n\nProblem: {problem}\n{history}"
+TESTER = EXAMPLE + "**Test Input:**\n4\n**Test Output:**\n8\n\nProblem: {problem}\n{history}"
+ASKS_CODER = "Answer in the same way, with a program of one line in a block that begins with ```python."
+ASKS_TESTER = "Answer in the same way, with one test."
+
+
+def one_line_roles(max_tokens: int, max_prompt: int, agents: str = "team") -> dict[str, Role]:
+    """Coder and tester, or the coder alone, who read a solved problem before their own."""
+    budget = dict(max_tokens=max_tokens, max_prompt=max_prompt, trim="history", trim_from="start")
+    if agents == "single":
+        later, told = debate.SINGLE_LATER, debate.last_program
+    else:
+        later, told = debate.CODER["later"], debate.history_text
+    shown = show_instructions({"first": ASKS_CODER, "later": later}, told)
+    coder = Role("coder", CODER, code_block("code"), {"code": ""}, show=shown, **budget)
+    if agents == "single":
+        return {"coder": coder}
+    shown = show_instructions({"first": ASKS_TESTER, "later": debate.TESTER["later"]}, debate.history_text)
+    return {"coder": coder, "tester": Role("tester", TESTER, debate.read_test, {"test": debate.NO_TEST}, show=shown, **budget)}
 
 
 def one_line_task(split: str, seed: int, number: int) -> Task:
