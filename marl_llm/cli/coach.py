@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import collections
 import dataclasses
 import json
 import pathlib
@@ -155,9 +156,14 @@ def measure_model(make: Callable[[], Any], asked: argparse.Namespace, say: Calla
         try:
             for team in asked.unseen or TEAMS:
                 lessons = _lessons(make, team, "validation", 0, asked.held_out, 1, asked.seed, asked.trust)
-                scores = asked_scores(coaching.coach, [lesson.view for lesson in lessons])
+                results = score_all(coaching.coach, [lesson.view for lesson in lessons])
+                scores = list(map(score_value, results))
                 figures[team] = agreement(scores, [lesson.score for lesson in lessons], [lesson.role for lesson in lessons])
                 say(f"{team}:\n{agreement_text(figures[team])}")
+                failures = [result.failure for result in results if result.failure is not None]
+                for kind, count in collections.Counter(failure.kind for failure in failures).items():
+                    example = next(failure.message for failure in failures if failure.kind == kind)
+                    say(f"  no score, {count} times {kind.value}, such as: {example}")
         finally:
             coaching.close()
     faults = list(filter(None, (small.disagreement(team, team_figures["all"]) for team, team_figures in figures.items())))
@@ -222,26 +228,30 @@ def scores_of(folder: pathlib.Path, max_prompt: int, guide: Any, views: Sequence
     models: list[Any] = []
     coach = small_coach(folder, max_prompt, guide, models, clients)
     try:
-        return asked_scores(coach, views)
+        return [score_value(result) for result in score_all(coach, views)]
     finally:
         for opened in (*clients, *models):
             opened.close()
 
 
-def asked_scores(coach: Any, views: Sequence[Any]) -> list[float | None]:
-    """What a coach says of each view; None where its reply could not be read."""
+def score_all(coach: Any, views: Sequence[Any]) -> list[Any]:
+    """What a coach says of each view, a `ToolResult` each."""
 
-    async def ask() -> list[float | None]:
+    async def ask() -> list[Any]:
         gate = asyncio.Semaphore(ASKED)
 
-        async def score_of(view: Any) -> float | None:
+        async def score(view: Any) -> Any:
             async with gate:
-                result = await coach.score(view)
-            return None if result.failure is not None else float(result.outcome().value)
+                return await coach.score(view)
 
-        return list(await asyncio.gather(*map(score_of, views)))
+        return list(await asyncio.gather(*map(score, views)))
 
     return asyncio.run(ask())
+
+
+def score_value(result: Any) -> float | None:
+    """The number of a score; None where there is none."""
+    return None if result.failure is not None else float(result.outcome().value)
 
 
 def _write(folder: pathlib.Path, shape: Any, params: dict, renderer: Any) -> None:

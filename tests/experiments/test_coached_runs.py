@@ -139,6 +139,10 @@ def test_models_and_ensembles_are_made_of_one_path_and_refused_where_they_cannot
 
 def test_a_checkpoint_is_measured_as_a_coach_and_told_whether_it_agrees_with_the_rubric(judge, monkeypatch):
     before, told = sorted(judge.iterdir()), []
+    short = parser().parse_args(["c.py", "--measure", str(judge), "--max_prompt=1", "--held_out=2", "--unseen=script"])
+    assert measure_model(config, short, told.append)["script"]["all"]["missing"] == 2
+    assert told[1].startswith("  no score, 2 times refused, such as: ")
+    assert "100.0% of its replies missing" in told[2]
     asked = parser().parse_args(["c.py", "--measure", str(judge), "--max_tokens=1", "--held_out=6", "--unseen=script:noise=0.5"])
     figures = measure_model(config, asked, told.append)["script:noise=0.5"]["all"]
     assert (figures["actions"], figures["missing"]) == (6, 0)
