@@ -35,6 +35,7 @@ TEAMS = ("script", "script:noise=0.3")
 SEEN = "teams that it learned from, on other tasks"
 LISTENED = 64  # tasks whose scripted plays tell which words the roles say
 ASKED = 64  # views that are asked at a time
+PATIENCE_S = 3600.0  # for a score of a model that is measured, its compilation included: no play waits for it
 
 
 def parser() -> argparse.ArgumentParser:
@@ -146,7 +147,8 @@ def measure_model(make: Callable[[], Any], asked: argparse.Namespace, say: Calla
     from marl_llm.runs.resolve import resolve
 
     config = make()
-    config.coach.update(kind="model", path=asked.measure, max_prompt=asked.max_prompt, max_tokens=asked.max_tokens)
+    sizes = dict(max_prompt=asked.max_prompt, max_tokens=asked.max_tokens)
+    config.coach.update(kind="model", path=asked.measure, deadline_s=PATIENCE_S, **sizes)
     start_jax(config, None)
     with resolve(config) as plan:
         check_coach(config, plan)
