@@ -43,6 +43,7 @@ _NEEDS = {"endpoint": ("url", "served_as"), "served": ("url", "served_as"), "mod
 _NEEDS |= {"ensemble": ("members",)}
 _RUN = ("when", "truth", "missing", "weight")  # options of the coach as a whole, which no member has
 DEADLINE_S = 300.0  # of one score where no deadline is given
+WHOLE_DEADLINE = math.inf  # seconds of an attempt, of a model in this process: asking it again would only add to its work
 SMALL_SLOTS = 64  # actions that a small coach reads at a time
 LOOK_BACK = 10  # steps whose missing scores are counted together
 NOTE, STOP = 0.01, 0.2  # shares of missing scores
@@ -224,6 +225,7 @@ def _make(c: config_dict.ConfigDict, guide: Any, clients: list[Any], models: lis
             from marl_llm.serving.local import SLOTS, LocalModel
 
             options.setdefault("concurrency", SLOTS)
+            options["attempt_s"] = WHOLE_DEADLINE
             sizes = {"max_prompt": c.max_prompt, "max_tokens": c.max_tokens}
             models.append(LocalModel(c.path, max_num_seqs=options["concurrency"], thinking=c.thinking, **sizes))
             backend = models[-1].backend(content=c.cache is not None)
@@ -247,7 +249,7 @@ def small_coach(path: Any, max_prompt: int, guide: Any, models: list[Any], clien
         models.append(LocalModel(str(path), renderer=renderer, **sizes))
     except (ValueError, OSError, KeyError) as error:
         raise ConfigError(f"config.coach.path={str(path)!r} is no small coach: {error}") from error
-    clients.append(ChatClient(models[-1].backend(content=True), **{"concurrency": SMALL_SLOTS, **options}))
+    clients.append(ChatClient(models[-1].backend(content=True), **{"concurrency": SMALL_SLOTS, "attempt_s": WHOLE_DEADLINE, **options}))
     return ChatCoach(of_client(clients[-1], max_tokens=small.MAX_REPLY), guide, 1, small.brief_messages)
 
 

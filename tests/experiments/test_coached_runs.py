@@ -1,8 +1,10 @@
 """Runs with a model as coach: in this process and behind our own server the same scores, one path to both, and a run that continues."""
 
 import dataclasses
+import itertools
 import json
 import pathlib
+import types
 
 import jax
 import jax.numpy as jnp
@@ -158,6 +160,13 @@ def test_a_checkpoint_is_measured_as_a_coach_and_told_whether_it_agrees_with_the
     assert (figures["mae"], figures["kappa"]) == (0.0, 1.0)
     assert told[-1] == f"it agrees with its rubric: --config.coach.kind=model --config.coach.path={judge}"
     assert sorted(judge.iterdir()) == before
+
+
+def test_a_reply_of_a_model_in_this_process_is_taken_though_it_took_more_than_an_attempt_of_a_server(judge, monkeypatch):
+    """A core that compiles meanwhile takes minutes. Such replies were dropped and asked for again."""
+    monkeypatch.setattr("marl_llm.tools._chat_backends.time", types.SimpleNamespace(monotonic=itertools.count(0, 90).__next__))
+    asked = parser().parse_args(["c.py", "--measure", str(judge), "--max_tokens=1", "--held_out=2", "--unseen=script"])
+    assert measure_model(config, asked, print)["script"]["all"]["missing"] == 0
 
 
 def test_a_directory_that_is_no_checkpoint_is_not_measured(capsys):
