@@ -4,7 +4,8 @@ import importlib
 from typing import Any
 
 _PLACES = {
-    "base_config": "base", "resolve": "resolve", "Plan": "resolve", "opened": "building", "ConfigError": "command", "TrainingError": "command",
+    "base_config": "base", "resolve": "resolve", "Plan": "resolve", "opened": "building",
+    "ConfigError": "command", "TrainingError": "command",
     "read_config": "workdir", "read_record": "workdir",
 }  # fmt: skip
 __all__ = sorted(_PLACES)

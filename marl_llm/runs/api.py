@@ -139,8 +139,8 @@ def train(
     `marl_llm.training.use_cpu_devices(n)` for n CPU devices.
 
     Args:
-      game: a name as `make_game` reads it, what `make_game(name, **options)` returned, or a `Game` or `Environment` of your own. A run of an object that has no name is
-        continued by passing the object again.
+      game: a name as `make_game` reads it, what `make_game(name, **options)` returned, or a `Game` or `Environment` of your own. A run of
+        an object that has no name is continued by passing the object again.
       models: role -> its `Model` or the name that `load_model` takes; roles with the same `Model` share it. A single one: all roles do.
       recipe: a name of `marl_llm.algorithms.RECIPES`, a `Recipe`, or a mapping such as `{"name": "grpo", "group_size": 8}`. A loss or
         advantages of your own are functions: `{"name": "grpo", "policy_loss": my_loss}` (`marl_llm.algorithms.functions`).

@@ -26,7 +26,7 @@ from marl_llm.runs.api import Results, train
 from marl_llm.runs.command import ConfigError
 from marl_llm.tools.commands import CommandProgram
 from marl_llm.tools.workers import WorkerProgram
-from marl_llm.workflows import ProgramTeam, WorkflowError, Environment
+from marl_llm.workflows import Environment, ProgramTeam, WorkflowError
 
 if TYPE_CHECKING:
     from marl_llm.algorithms import Recipe

@@ -29,8 +29,16 @@ from marl_llm.runs import checks
 from marl_llm.runs.command import ConfigError
 from marl_llm.runs.options import placeholder
 from marl_llm.runs.sections import (
-    SECTIONS, ModelSection, OptimizerSection, RunSection, TeacherSection, fill_defaults, own_optimizer_fields, section_of,
+    SECTIONS,
+    ModelSection,
+    OptimizerSection,
+    RunSection,
+    TeacherSection,
+    fill_defaults,
+    own_optimizer_fields,
+    section_of,
 )  # fmt: skip
+
 
 def _own_values(cls: type, *skip: str) -> dict[str, Any]:
     """A placeholder per field of a dataclass that owns its options; None: as it has them. Tuples are written with commas between."""

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from marl_llm.activity import doing
 from marl_llm.runs import checks
 from marl_llm.runs.command import ConfigError
-from marl_llm.activity import doing
 
 if TYPE_CHECKING:
     from marl_llm.runs.resolve import Plan
@@ -141,8 +141,8 @@ def model_specs(plan: Plan, config, mesh, served: bool = True) -> dict:
     """
     import jax
 
-    from marl_llm.runs.players import shape_options, template_options
     from marl_llm.models import LoraConfig, init_params, load_pretrained
+    from marl_llm.runs.players import shape_options, template_options
     from marl_llm.text import load_chat
     from marl_llm.tools import VllmServer
     from marl_llm.training import ModelSpec

@@ -10,8 +10,8 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from marl_llm.runs.command import ConfigError
 from marl_llm import hints
+from marl_llm.runs.command import ConfigError
 
 PLACEMENTS = ("shared", "split")
 _DIVIDED = ("rollout.tasks", "sft.tasks")

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import config_dict
 
-from marl_llm.runs.checks import given
-from marl_llm.runs.command import ConfigError, TrainingError
-from marl_llm.runs.measuring import RecentShare
-from marl_llm.runs.options import kind_of
-from marl_llm.runs.sections import CoachSection
 from marl_llm.coaching import ChatCoach, Coaching, check_coached, check_missing, coached, of_client, rubric_coach, small, studies
 from marl_llm.coaching.backward import Backward, counterfactual_coach
 from marl_llm.coaching.figures import WINDOW, rising_while_falling
 from marl_llm.coaching.history import History
 from marl_llm.hints import check_word
-from marl_llm.workflows import WorkflowError, Environment
+from marl_llm.runs.checks import given
+from marl_llm.runs.command import ConfigError, TrainingError
+from marl_llm.runs.measuring import RecentShare
+from marl_llm.runs.options import kind_of
+from marl_llm.runs.sections import CoachSection
+from marl_llm.workflows import Environment, WorkflowError
 from marl_llm.workflows.rewards import COACH
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def check_coach(config: config_dict.ConfigDict, plan: Plan) -> None:
     if plan.recipe.rewards == "team":
         raise ConfigError(f"config.coach would have no effect: recipe {plan.recipe.name} reads team rewards only; set recipe.rewards")
     if plan.played.guide.strategic and not c.history:
-        raise ConfigError("config.coach.history is not set, and the rubric of this environment reads it: set how many steps it looks back on")
+        unset = "config.coach.history is not set, and the rubric of this environment reads it"
+        raise ConfigError(f"{unset}: set how many steps it looks back on")
     _check_backward(c, plan)
     _check_corrections(c, plan)
     for name, why in (("max_staleness", "would change while it scores"), ("batch_invariant", "does not repeat byte for byte")):
@@ -117,23 +118,23 @@ def _check_corrections(c: config_dict.ConfigDict, plan: Plan) -> None:
 def _check_one(c: config_dict.ConfigDict, environment: Environment) -> None:
     """Raises `ConfigError` for a coach, or a member of an ensemble, that cannot be."""
     CoachSection.check(c)
-    options = CoachSection.changed(c)
-    if idle := [name for name in options if name not in (*_COMMON, *READS[c.kind])]:
+    options, name = CoachSection.changed(c), environment.workflow.name
+    if idle := [option for option in options if option not in (*_COMMON, *READS[c.kind])]:
         raise ConfigError(f"config.coach.{idle[0]} would have no effect: a coach of kind {c.kind!r} does not read it")
-    if lacks := [name for name in _NEEDS.get(c.kind, ()) if not options.get(name)]:
+    if lacks := [option for option in _NEEDS.get(c.kind, ()) if not options.get(option)]:
         raise ConfigError(f"config.coach.kind={c.kind!r} needs {' and '.join(lacks)}")
     if c.kind == "rubric" and environment.guide.rubric is None:
-        raise ConfigError(f"config.coach.kind='rubric': the guide of environment {environment.workflow.name!r} has no rubric")
+        raise ConfigError(f"config.coach.kind='rubric': the guide of environment {name!r} has no rubric")
     if c.kind == "model" and not (pathlib.Path(c.path) / "config.json").is_file():
         raise ConfigError(f"config.coach.path={c.path!r} is no checkpoint: there is no config.json in it")
     if c.kind == "small":
         _as_config(lambda: small.read_record(c.path, environment.guide))
         if environment.guide.brief is None:
-            raise ConfigError(f"config.coach.kind='small': the guide of environment {environment.workflow.name!r} has no brief, which it reads")
+            raise ConfigError(f"config.coach.kind='small': the guide of environment {name!r} has no brief, which it reads")
     if (c.cap_usd is None) != (c.prices is None):
         raise ConfigError("config.coach.cap_usd and config.coach.prices belong together: a cap needs prices, and prices alone cap nothing")
     if c.learn is not None and environment.guide.rubric is None:
-        raise ConfigError(f"config.coach.learn: the guide of environment {environment.workflow.name!r} has no rubric to check a coach by that trains")
+        raise ConfigError(f"config.coach.learn: the guide of environment {name!r} has no rubric to check a coach by that trains")
     _prices(c.prices)
     nobody = rubric_coach(dataclasses.replace(environment.guide, rubric=print))
     if c.kind == "ensemble":

@@ -122,7 +122,10 @@ def told(error: BaseException, files: Iterable[str] = ()) -> str | None:
         return str(error)
     names = {os.path.realpath(file) for file in files}
     frames = [f for f in traceback.extract_tb(error.__traceback__) if os.path.realpath(f.filename) in names]
-    return f"{frames[-1].filename} line {frames[-1].lineno}, in {frames[-1].name}: {type(error).__name__}: {_flat(error)}" if frames else None
+    if not frames:
+        return None
+    last = frames[-1]
+    return f"{last.filename} line {last.lineno}, in {last.name}: {type(error).__name__}: {_flat(error)}"
 
 
 def code_of(error: Exception, subject: str = "") -> int:

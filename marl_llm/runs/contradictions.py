@@ -20,7 +20,7 @@ from marl_llm.runs.own_options import optimizer_of, own_values
 from marl_llm.runs.players import CHAT
 from marl_llm.runs.sections import OptimizerSection, RolloutSection, ToolsSection
 from marl_llm.tools.teacher_endpoint import MOST_TOP
-from marl_llm.workflows import WorkflowError, Environment
+from marl_llm.workflows import Environment, WorkflowError
 from marl_llm.workflows.nodes import written
 
 if TYPE_CHECKING:
@@ -60,14 +60,15 @@ def _check_play(config: config_dict.ConfigDict, plan: Plan) -> None:
     max_num_seqs = rollout.max_num_seqs
     _refuse_first(
         (config.hosted and workflow, "hosted=True would have no effect: a workflow is always played hosted"),
-        (rollout.task_list and not workflow, "rollout.task_list would have no effect: only tasks of a workflow have numbers that a list can "
-         "name"),
+        (rollout.task_list and not workflow,
+         "rollout.task_list would have no effect: only tasks of a workflow have numbers that a list can name"),
         (idle, f"rollout.{name}={value} would have no effect: the game is played compiled"),
         (not plan.hosted and ToolsSection.changed(config.tools), "tools would have no effect: the game is played compiled, without tools"),
-        (rollout.draft_tokens and rollout.batch_invariant, f"rollout.draft_tokens={rollout.draft_tokens}: batch_invariant promises equal bytes, "
+        (rollout.draft_tokens and rollout.batch_invariant,
+         f"rollout.draft_tokens={rollout.draft_tokens}: batch_invariant promises equal bytes, "
          "and log-probs of a step that verifies drafts are rounded otherwise; use draft_tokens=0"),
-        (rollout.batch_invariant and max_num_seqs & (max_num_seqs - 1), f"rollout.max_num_seqs={max_num_seqs} must be a power of two with rollout.batch_invariant, so that a row's place "
-         "changes no bit"),
+        (rollout.batch_invariant and max_num_seqs & (max_num_seqs - 1),
+         f"rollout.max_num_seqs={max_num_seqs} must be a power of two with rollout.batch_invariant, so that a row's place changes no bit"),
     )  # fmt: skip
 
 
@@ -90,7 +91,8 @@ def _check_asynchrony(config: config_dict.ConfigDict, plan: Plan) -> None:
     """Play beside an update: `max_staleness`, `oversample` and `swap`."""
     rollout, over = config.rollout, config.rollout.oversample
     _refuse_first(
-        (rollout.max_staleness and plan.recipe.rollout_correction == "none", "rollout.max_staleness=1 trains on samples of the parameters before the last update, "
+        (rollout.max_staleness and plan.recipe.rollout_correction == "none",
+         "rollout.max_staleness=1 trains on samples of the parameters before the last update, "
          "which the loss must weigh: set config.recipe.rollout_correction=truncate (or mask)"),
         (over and over >= rollout.tasks, f"rollout.oversample={over} must be below config.rollout.tasks={rollout.tasks}"),
         (over and 1 in (config.checkpoint.every, config.steps), f"rollout.oversample={over} would have no effect: the step before a "
@@ -140,7 +142,8 @@ def _check_servers(config: config_dict.ConfigDict, plan: Plan) -> None:
     _refuse_first(
         (not plan.hosted, f"models.{first}.sampler='vllm': compiled play draws in its own program; set config.hosted"),
         (twice[0], f"models.{twice[0]}.url={urls.get(twice[0])!r} is also that of {twice[1]}: each model needs its own server"),
-        (config.rollout.batch_invariant, f"rollout.batch_invariant=True promises nothing of what a server draws: config.models.{first}.sampler='vllm'"),
+        (config.rollout.batch_invariant,
+         f"rollout.batch_invariant=True promises nothing of what a server draws: config.models.{first}.sampler='vllm'"),
     )
     for name in urls:
         try:
@@ -253,9 +256,11 @@ def _check_context(key: str, role: str, context: str, plan: Plan) -> None:
     _refuse_first(
         (workflow is None or workflow.roles[role].speaks_ids, f"{key}: {role} has no prompt of text, behind which a context could stand"),
         (workflow and plan.game.program, f"{key}: a foreign program plays the episodes, and their fields are not known here"),
-        (unknown, f"{key} reads {{{[*unknown, ''][0]}}}, and no play has such a field; {hints.suggestion([*unknown, ''][0], sorted(known))}"),
-        (full_distribution, f"{key}: set recipe.distill_divergence to 'sampled', or recipe.distill_top_k to 1 to {size - 1}, the likeliest tokens that are "
-         "compared"),
+        (unknown,
+         f"{key} reads {{{[*unknown, ''][0]}}}, and no play has such a field; {hints.suggestion([*unknown, ''][0], sorted(known))}"),
+        (full_distribution,
+         f"{key}: set recipe.distill_divergence to 'sampled', or recipe.distill_top_k to 1 to {size - 1}, "
+         "the likeliest tokens that are compared"),
         (recipe.temperature != 1, f"{key}: it tells log-probs at temperature 1, and recipe.temperature={recipe.temperature:g}"),
         (processes.number() > 1, f"{key} needs one process, and here are {processes.number()}"),
     )  # fmt: skip

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from marl_llm.runs.command import ConfigError
 
 if TYPE_CHECKING:
-    from marl_llm.runs.resolve import Plan
     from marl_llm.evaluation import Evaluation, Outcome
+    from marl_llm.runs.resolve import Plan
 
 PLAYERS = ("start", "trained")
 BOTH = "all seats"

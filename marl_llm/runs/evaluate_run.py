@@ -103,5 +103,7 @@ def best_of_plays(record: Evaluation, sizes: tuple[int, ...]) -> dict[str, dict[
 def outcome_lines(records: dict[str, Evaluation]) -> list[dict[str, Any]]:
     """One value per play: its table of seats, task, play, score, turns and whether it is aborted."""
     return [
-        {"seats": name} | {figure: getattr(outcome, figure) for figure in FIGURES} for name, record in records.items() for outcome in record.outcomes
+        {"seats": name} | {figure: getattr(outcome, figure) for figure in FIGURES}
+        for name, record in records.items()
+        for outcome in record.outcomes
     ]

@@ -18,10 +18,10 @@ from marl_llm.activity import doing
 from marl_llm.runs.building import begins_elsewhere, params_of, restored
 from marl_llm.runs.continuing import Stopwatch, continued, goes_on
 from marl_llm.runs.measuring import (
+    AbortedWatch,
     Alarms,
     LeagueWatch,
     SignalWatch,
-    AbortedWatch,
     check_finite,
     failure_of,
     late_line,
@@ -146,7 +146,7 @@ def start_or_resume(run: TrainingRun, done: list[int] | None) -> Watches:
 
 
 def open_files(run: TrainingRun, done: list[int] | None) -> dict | None:
-    """Opens the run's files. Of a run that continues, its team is put where the newest of `done` left it, and the state there is returned."""
+    """Opens the run's files. Of a run that continues, its team is put where the newest of `done` left it; returns the state there."""
     state = restored(run.team, run.checkpoints, done[-1]) if done else None  # before a line of the run's files is touched
     run.files = RunFiles(run.workdir, run.plan, run.config, None if done is None else (done[-1] if done else -1))
     return state

@@ -130,7 +130,8 @@ def said_by_roles(rollout: Any) -> str:
     for call in calls:
         by_role.setdefault(call.role, []).append(call)
     told = [
-        f"; {role} could not be read {sum(not call.legal for call in role_calls)} of {len(role_calls)} times, and said first {role_calls[0].text[:SHOWN]!r}"
+        f"; {role} could not be read {sum(not call.legal for call in role_calls)} of {len(role_calls)} times, "
+        f"and said first {role_calls[0].text[:SHOWN]!r}"
         for role, role_calls in by_role.items()
     ]
     return "".join(told)
@@ -178,10 +179,12 @@ class AbortedWatch:
         for failed in self._failed:
             total.update(failed)
         kind, tries = total.most_common(1)[0]
-        example_text = example(kind.removeprefix("failed_"))
+        reason = kind.removeprefix("failed_")
+        last = example(reason)
         raise TrainingError(
-            f"step {step}: {share:.0%} of the plays of the last {ABORTED_STEPS} steps are aborted (rollout.aborted_limit={self._limit:g}). Most "
-            f"frequent reason: {kind.removeprefix('failed_')}, {tries:.0f} tries{example_text and '; the last: ' + example_text}. "
+            f"step {step}: {share:.0%} of the plays of the last {ABORTED_STEPS} steps are aborted "
+            f"(rollout.aborted_limit={self._limit:g}). "
+            f"Most frequent reason: {reason}, {tries:.0f} tries{last and '; the last: ' + last}. "
             "The steps before it are in the last checkpoint; once that is mended, --resume goes on from there, and counts anew"
         )
 
@@ -211,7 +214,7 @@ def late_line(records: list[dict]) -> str:
 
 
 def tables(plan: Plan, ablate_roles: bool = True) -> dict[str, dict[str, str]]:
-    """The page's tables of seats by name: before, after, random where the game has such a player, and, if `ablate_roles`, swapped and the pairs.
+    """The page's tables of seats by name: before, after, random if the game has such a player; with `ablate_roles` swapped and the pairs.
 
     Swapped hands every trained model on to the roles of the next one of its shape; with one model there is nothing to swap. A pair is the
     trained team with one role's model as it was before.

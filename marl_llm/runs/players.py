@@ -7,14 +7,14 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from marl_llm.runs.checks import given, parse_assignment, parse_phases
-from marl_llm.runs.command import ConfigError
 from marl_llm import hints
 from marl_llm.algorithms import RECIPES, Recipe, make_recipe
 from marl_llm.games import Game
 from marl_llm.models import LoraConfig, ModelConfig, make_model_config, read_config
+from marl_llm.runs.checks import given, parse_assignment, parse_phases
+from marl_llm.runs.command import ConfigError
 from marl_llm.untrusted import read_json
-from marl_llm.workflows import Assignment, Inside, Outside, Scripted, Environment, alternate
+from marl_llm.workflows import Assignment, Environment, Inside, Outside, Scripted, alternate
 
 KINDS = ("trained", "frozen", "outside", "scripted")
 _OUTSIDE = ("url", "served_as", "key_env")
@@ -43,7 +43,8 @@ def resolve_models(
         if name not in names:
             raise ConfigError(f"config.models.{name} plays no role{hints.meant(name, names) or '; the models are ' + ', '.join(names)}")
     options = {name: _options(config, name) for name in names}
-    shapes = {name: _shape(name, section, game, sizes_only) for name, section in options.items() if section["kind"] in ("trained", "frozen")}
+    inside = {name: section for name, section in options.items() if section["kind"] in ("trained", "frozen")}
+    shapes = {name: _shape(name, section, game, sizes_only) for name, section in inside.items()}
     models = {name: _player(config, name, options[name], game) for name in names}
     assignment = Assignment(roles, models, alternate(*parse_phases(config.schedule)))
     if isinstance(game, Environment):

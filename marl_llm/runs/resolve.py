@@ -10,7 +10,7 @@ from typing import Any
 from ml_collections import config_dict
 
 from marl_llm.algorithms import FUNCTIONS, Recipe, make_recipe, pay_reach
-from marl_llm.games import GameSpec, Game, find_game
+from marl_llm.games import Game, GameSpec, find_game
 from marl_llm.models import ModelConfig
 from marl_llm.runs import checks, players
 from marl_llm.runs.base import check
@@ -19,15 +19,21 @@ from marl_llm.runs.command import ConfigError
 from marl_llm.runs.contradictions import check_whole
 from marl_llm.runs.own_options import SECTIONS, find_functions, own_values, recipes_of
 from marl_llm.runs.sections import (
-    ROW_TOKENS, CheckpointSection, EvaluationSection, OptimizerSection, RolloutSection, SftSection, fill_open_options,
+    ROW_TOKENS,
+    CheckpointSection,
+    EvaluationSection,
+    OptimizerSection,
+    RolloutSection,
+    SftSection,
+    fill_open_options,
 )  # fmt: skip
 from marl_llm.untrusted import read_json_file
-from marl_llm.workflows import Assignment, Task, Environment, with_roles
+from marl_llm.workflows import Assignment, Environment, Task, with_roles
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A resolved config: typed values that were checked one by one and against each other. A context manager, for an environment owns tools.
+    """A resolved config: typed values that were checked one by one and together. A context manager, for an environment owns tools.
 
     Attributes:
       found: what the game's name stands for. game: the game, with its options.
@@ -155,8 +161,8 @@ def teacher_rows(config: config_dict.ConfigDict, roles: Iterable[str]) -> list[s
 def resolve(config: config_dict.ConfigDict, game_dir: pathlib.Path | None = None, sizes_only: bool = False) -> Plan:
     """Checks a config and turns it into typed values. Whoever resolves it closes it (`with resolve(config) as plan`).
 
-    `game_dir` is where a run directory keeps a user's file. `sizes_only` is for `marl_llm plan`, which needs no parameters: an environment whose
-    models are checkpoints may name a published preset in place of a `path`.
+    `game_dir` is where a run directory keeps a user's file. `sizes_only` is for `marl_llm plan`, which needs no parameters: an environment
+    whose models are checkpoints may name a published preset in place of a `path`.
 
     Options that are left open and depend on the models are set in the config (`marl_llm.runs.sections`). Raises `ConfigError` for an
     unknown name, an impossible or contradictory value, or an option that would have no effect.

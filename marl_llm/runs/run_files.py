@@ -21,9 +21,9 @@ class RunFiles:
     """The files of a run directory that grow, and those that describe the game. Of many processes, only the first one's are kept."""
 
     def __init__(self, workdir: pathlib.Path, plan, config, resume_step: int | None):
-        from marl_llm.runs.workdir import plain
         from marl_llm import reporting
         from marl_llm.reporting import files
+        from marl_llm.runs.workdir import plain
         from marl_llm.training import processes
         from marl_llm.workflows import Environment, to_svg
         from marl_llm.workflows.storage import FILE_NAME

@@ -166,12 +166,15 @@ class OptimizerSection(Section):
     learning_rate: float | None = option(
         None, "peak; it falls to 5 % over `decay_steps`", POSITIVE, unset=ByModels(1.5e-3, 1e-6, 1e-4)
     )
-    name: str = option("adamw", "adamw, muon (its matrices; Adam the rest) or adafactor (little memory)", choices=("adamw", "muon", "adafactor"))
+    name: str = option(
+        "adamw", "adamw, muon (its matrices; Adam the rest) or adafactor (little memory)", choices=("adamw", "muon", "adafactor")
+    )
     schedule: str = option(
         "linear", 'how the rate falls: "constant" does not, "wsd" late', choices=("constant", "linear", "cosine", "wsd")
     )
     cooldown: float = option(
-        0.2, "schedule=wsd: the last part of `decay_steps`, in which the rate falls", Bound(lambda value: 0 < value <= 1, "be above 0, and at most 1")
+        0.2, "schedule=wsd: the last part of `decay_steps`, in which the rate falls",
+        Bound(lambda value: 0 < value <= 1, "be above 0, and at most 1"),
     )
     decay_steps: int | None = option(
         None, "after which the learning rate stays at 5 %", at_least(1), unset="the `steps` that the run began with, if it is continued too"
@@ -192,7 +195,8 @@ class OptimizerSection(Section):
 
 
 OWN_OPTIMIZER = (
-    "name", "schedule", "cooldown", "learning_rate", "critic_learning_rate", "warmup", "max_grad_norm", "b2", "weight_decay", "minibatch", "epochs",
+    "name", "schedule", "cooldown", "learning_rate", "critic_learning_rate", "warmup", "max_grad_norm", "b2", "weight_decay",
+    "minibatch", "epochs",
 )  # fmt: skip
 
 
@@ -230,13 +234,15 @@ class TeacherSection(Section):
     run: str | None = option(None, "directory of the run that trained it", unset="none")
     step: int | None = option(None, "which of the run's checkpoints", at_least(0), unset="the newest when training starts; it is kept")
     model: str | None = option(
-        None, "which of the run's models, or the name at the url", unset="the one that plays the role there, or the only one; the role's name"
+        None, "which of the run's models, or the name at the url",
+        unset="the one that plays the role there, or the only one; the role's name",
     )
     url: str | None = option(
         None, "an endpoint with prompt log-probs, like `marl serve` and vLLM, e.g. http://127.0.0.1:8000/v1", unset="none"
     )
     context: str | None = option(
-        None, "the role's own model teaches it, with this behind its prompt: a template of the play's fields, e.g. 'The answer is {target}.'",
+        None,
+        "the role's own model teaches it, with this behind its prompt: a template of the play's fields, e.g. 'The answer is {target}.'",
         unset="none",
     )  # fmt: skip
     key_env: str | None = option(None, "environment variable with the key of the url", unset="no key")
@@ -324,7 +330,8 @@ class CoachSection(Section):
     key: ClassVar[str] = "coach"
     kind: str | None = option(
         None,
-        '"endpoint", "served" (marl_llm serve), "model" (in this process), "rubric" (of the environment), "small" (marl_llm coach) or "ensemble"',
+        '"endpoint", "served" (marl_llm serve), "model" (in this process), "rubric" (of the environment), "small" (marl_llm coach) '
+        'or "ensemble"',
         unset="nobody",
     )
     url: str | None = option(None, "endpoint, served: the address up to /chat/completions", unset="none")
@@ -362,7 +369,8 @@ class CoachSection(Section):
     format_attempts: int = option(2, "endpoint, served, model: how often a reply that cannot be read is asked for in all", ABOVE_0)
     max_tokens: int = option(1024, "endpoint, served, model: tokens of a reply", ABOVE_0)
     when: str | None = option(
-        None, 'an action is scored as soon as it is done ("action") or when the play is over ("end")', unset="as the environment's guide says"
+        None, 'an action is scored as soon as it is done ("action") or when the play is over ("end")',
+        unset="as the environment's guide says",
     )
     truth: str = option("none", 'who is scored with the hidden answers at hand: "none", "last", "last_role" or "all"')
     missing: str = option(

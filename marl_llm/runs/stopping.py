@@ -31,10 +31,10 @@ class Stopped(SystemExit):
 class Stopping(contextlib.AbstractContextManager):
     """Listens to SIGTERM and Ctrl-C while a run is open; `asked` says that the run is to stop.
 
-    Outside of the steps (start, supervised warm-up, final evaluation) there is nothing to wait for: SIGTERM raises `Stopped` at once and Ctrl-C
-    `KeyboardInterrupt`. Within `steps`, SIGTERM asks, and so does a second Ctrl-C; a third one raises `KeyboardInterrupt`. A thread counts
-    the grace time from the arrival of SIGTERM, so that it holds while the interpreter waits for a device or a compiler too. Signals reach
-    the main thread only: opened in another thread, this listens to nothing.
+    Outside of the steps (start, supervised warm-up, final evaluation) there is nothing to wait for: SIGTERM raises `Stopped` at once and
+    Ctrl-C `KeyboardInterrupt`. Within `steps`, SIGTERM asks, and so does a second Ctrl-C; a third one raises `KeyboardInterrupt`. A
+    thread counts the grace time from the arrival of SIGTERM, so that it holds while the interpreter waits for a device or a compiler too.
+    Signals reach the main thread only: opened in another thread, this listens to nothing.
 
     Args:
       checkpoints: `marl_llm.training.Checkpoints` of the run.

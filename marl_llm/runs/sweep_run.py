@@ -65,7 +65,10 @@ class SweepCheckpoints:
             checkpoints.wait(only_if_done)
 
 
-def train_sweep(teams: Sequence[SweptConfig], out: pathlib.Path, launch: Launch = Launch()) -> dict[str, pathlib.Path]:
+_LAUNCH = Launch()
+
+
+def train_sweep(teams: Sequence[SweptConfig], out: pathlib.Path, launch: Launch = _LAUNCH) -> dict[str, pathlib.Path]:
     """Trains every team and evaluates it; returns its run directory by name, below `out`.
 
     A sweep that was interrupted goes on from the newest checkpoint that all its runs have.

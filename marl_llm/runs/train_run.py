@@ -70,7 +70,8 @@ def train_run(config: config_dict.ConfigDict, workdir: pathlib.Path, launch: Lau
     from marl_llm.training import processes
 
     count = processes.start(launch.distributed, launch.lost_after_s)
-    mesh = start_jax(config, launch.cache, count, launch.game_dir)  # before the game is made: an environment's index would start JAX with one device
+    # before the game is made: an environment's index would start JAX with one device
+    mesh = start_jax(config, launch.cache, count, launch.game_dir)
     from marl_llm.training import Checkpoints
 
     again = launch.resume_command(workdir)

@@ -1,8 +1,8 @@
 """The runs of Stronger-MAS's tables and of its Figure 5, as changes of one config: what `marl_llm compare --table=...` compares.
 
     1         tables 1 and 2: the five variants, what a team and a single agent are before they train, and more imitation as a control
-    4         each role trained beside the others as the supervised warm-up left them, these models put together, and the team trained together,
-              whose models are also swapped
+    4         each role trained beside the others as the supervised warm-up left them, these models put together, and the team trained
+              together, whose models are also swapped
     6         AT-GRPO with the outcome alone as reward (B.6) beside the reward of the config
     7         tables 7 and 8: a single agent with one turn and with the config's number of turns, before and after GRPO
     figure5   ensembles of 1, 3, 5 and 7 agents, whole plays (GRPO) and candidates (AT-GRPO), with equally many responses per step
@@ -18,8 +18,8 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from marl_llm.runs.command import ConfigError
 from marl_llm import hints
+from marl_llm.runs.command import ConfigError
 
 Changes = Mapping[str, str]
 
@@ -73,8 +73,8 @@ def same_samples(config, changes: Changes) -> dict[str, str]:
 
 def check_variants(config, variants: Mapping[str, Changes], output: Any) -> None:
     """Raises `ConfigError` naming a variant that could not run, before the first one does."""
-    from marl_llm.runs.resolve import resolve
     from marl_llm.runs.players import without_other_recipe
+    from marl_llm.runs.resolve import resolve
 
     for name, changes in variants.items():
         changed = copy.deepcopy(config)

@@ -24,7 +24,9 @@ class FixedTeam:
     def evaluate(self, seats, split, tasks, temperature):
         self.asked.append(tuple(seats[role] for role in self.roles))
         values = [self.result({role: int(seats[role]) for role in self.roles}, task) for task in range(tasks)]
-        outcomes = tuple(Outcome(task, 0, value.pop("score", 0.0), 1, value.pop("aborted", False), value) for task, value in enumerate(values))
+        outcomes = tuple(
+            Outcome(task, 0, value.pop("score", 0.0), 1, value.pop("aborted", False), value) for task, value in enumerate(values)
+        )
         return Evaluation(split, seats, temperature, "success", outcomes, {})
 
 
@@ -51,7 +53,8 @@ def test_every_pair_plays_in_both_seats_and_the_table_counts_who_won():
     assert np.all(np.diff(found.ratings().rating) > 0)
     head, *rows = csv_rows(found)
     assert dict(zip(head, rows[0])) | {"elo": 0, "elo_low": 0, "elo_high": 0} == {
-        "player": "a", "other": "b", "plays": 10, "wins": 1, "draws": 2, "losses": 7, "score": "0.200000", "elo": 0, "elo_low": 0, "elo_high": 0,
+        "player": "a", "other": "b", "plays": 10, "wins": 1, "draws": 2, "losses": 7, "score": "0.200000",
+        "elo": 0, "elo_low": 0, "elo_high": 0,
     }  # fmt: skip
     assert len(rows) == 6
     assert table_rows(found)[0] == ["player", "Elo", "95 %", "a", "b", "c"]

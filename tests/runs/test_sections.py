@@ -55,7 +55,8 @@ def test_one_models_own_section_is_named_in_the_error():
 
 
 def test_what_was_changed_is_what_differs_from_the_default():
-    assert RolloutSection.changed(dict(RolloutSection.config()) | {"max_num_seqs": 8, "tasks": 3, "timeout_s": None}, ("tasks",)) == {"max_num_seqs": 8}
+    values = dict(RolloutSection.config()) | {"max_num_seqs": 8, "tasks": 3, "timeout_s": None}
+    assert RolloutSection.changed(values, ("tasks",)) == {"max_num_seqs": 8}
 
 
 def test_a_default_that_follows_from_the_models_is_shown_as_values():
