@@ -91,12 +91,19 @@ def exponents(points: Sequence[dict[str, float | str]]) -> dict[str, list[float]
 
 def draw(points: Sequence[dict[str, float | str]], axes: Sequence[str], path: pathlib.Path) -> None:
     """The picture: per axis the costs over the size, both logarithmic."""
+    values = [point[cost] for point in points for cost in COSTS]
     with panels(path, 3.0 * len(axes), 3.2, len(axes)) as (_, drawn):
         for panel, axis in zip(drawn, axes, strict=True):
             shown = sorted((point for point in points if point["axis"] == axis), key=lambda point: point["size"])
             for cost, name in COSTS.items():
                 panel.loglog([point["size"] for point in shown], [point[cost] for point in shown], marker="o", label=name)
+            sizes = [point["size"] for point in shown]
+            panel.set_xticks(sizes, labels=[f"{size / 1e6:.0f}M" if axis == "model" else f"{size:g}" for size in sizes], fontsize=8)
+            panel.xaxis.set_minor_formatter("")
+            panel.yaxis.set_minor_formatter("")
+            panel.yaxis.set_major_formatter("{x:g}")
             panel.set(xlabel="parameters" if axis == "model" else axis if axis in ("tasks", "roles") else f"tokens of a {axis}")
+            panel.set_ylim(0.8 * min(values), 1.3 * max(values))
         drawn[0].set_ylabel("seconds; memory in GiB")
         drawn[0].legend(fontsize=8)
 
