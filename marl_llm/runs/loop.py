@@ -303,14 +303,14 @@ def play_step(run: TrainingRun, watches: Watches, step: int) -> Any:
 def learning_rates(config, models: Iterable[str], step: int, decay_steps: int) -> tuple[Any, Any]:
     """Of the policies and of their critics, at a step: one for all models, or by model where they differ."""
     from marl_llm.runs.own_options import optimizer_of
-    from marl_llm.training import fall_of, scheduled_rate
+    from marl_llm.training import decay_share, scheduled_rate
 
     rates: dict[str, float] = {}
     critic_rates: dict[str, float] = {}
     for name in models:
         o = optimizer_of(config, name)
-        fall = fall_of(o["schedule"], o["cooldown"])
-        rate = functools.partial(scheduled_rate, fall, step, decay_steps, warmup=o["warmup"], floor=0.05)
+        decay = functools.partial(decay_share, o["schedule"], cooldown=o["cooldown"])
+        rate = functools.partial(scheduled_rate, decay, step, decay_steps, warmup=o["warmup"], floor=0.05)
         rates[name] = float(rate(peak=o["learning_rate"]))
         critic_rates[name] = float(rate(peak=o["critic_learning_rate"] or o["learning_rate"]))
     return tuple(by_model if len(set(by_model.values())) > 1 else next(iter(by_model.values())) for by_model in (rates, critic_rates))

@@ -32,8 +32,8 @@ from marl_llm.training.team import Team
 from marl_llm.training.train_state import (
     TrainState,
     apply_gradient,
+    decay_share,
     decayed,
-    fall_of,
     fresh_train_state,
     linear_decay,
     make_optimizer,
@@ -102,7 +102,7 @@ __all__ = [
     "Advantages", "AttachedTeam", "Batch", "CheckpointError", "Checkpoints", "CompiledTeam", "HostedTeam", "Learner", "LeagueOptions",
     "LearnerOptions", "ModelSpec", "PackingError", "PlacementError", "PlayOptions", "TrainState", "RecordError", "RolloutError", "Seat",
     "Sweep", "Team", "TokenSample",
-    "Tokens", "Trained", "Update", "compute_advantages", "compile_quickly", "decayed", "fall_of", "fresh_train_state", "linear_decay",
+    "Tokens", "Trained", "Update", "compute_advantages", "compile_quickly", "decay_share", "decayed", "fresh_train_state", "linear_decay",
     "make_mesh", "make_optimizer", "make_sft", "make_train_state", "make_rollout", "make_team", "make_token_kl", "over_data", "pack",
     "parse_seat", "parse_seats", "parts_of", "read_recorded", "sampling_of", "scheduled_rate", "split_evenly", "apply_gradient",
     "state_bytes", "summarise", "use_cpu_devices", "with_value_head",

@@ -192,32 +192,30 @@ def apply_gradient(
     return TrainState(jax.tree.map(lambda new, old: jnp.where(finite, new, old), stepped, state.params), opt_state), norm
 
 
-def fall_of(schedule: str, cooldown: float = 0.2) -> Callable[[Array], Array]:
-    """How a learning rate falls: share of the steps behind the warm-up -> share of the way from the peak to the floor.
+def decay_share(schedule: str, done: Real[Array, ""] | float, cooldown: float = 0.2) -> Real[Array, ""] | float:
+    """Share of the way from peak to floor that a learning rate has fallen, when a share `done` of the steps since the warm-up is done.
 
-    "constant" does not fall. "linear" and "cosine" (Loshchilov & Hutter, arXiv 1608.03983, Eq. 5) do from the warm-up's end on. "wsd"
-    (warmup-stable-decay: Hu et al., arXiv 2404.06395; Hägele et al., arXiv 2405.18392) falls linearly over the last share `cooldown` of the
-    steps. Raises `ValueError` for an unknown schedule.
+    "cosine": Loshchilov & Hutter, arXiv 1608.03983, Eq. 5. "wsd" (warmup-stable-decay: Hu et al., arXiv 2404.06395; Hägele et al., arXiv
+    2405.18392) falls linearly over the last share `cooldown` of the steps. Raises `ValueError` for an unknown schedule.
 
-    >>> float(fall_of("wsd", cooldown=0.5)(0.75))
+    >>> float(decay_share("wsd", 0.75, cooldown=0.5))
     0.5
     """
     check_choice("schedule", schedule, ("constant", "linear", "cosine", "wsd"))
-    return {
-        "constant": lambda done: 0 * done,
-        "linear": lambda done: done,
-        "cosine": lambda done: (1 - jnp.cos(jnp.pi * done)) / 2,
-        "wsd": lambda done: jnp.maximum(0.0, 1 - (1 - done) / cooldown),
-    }[schedule]
+    if schedule == "linear":
+        return done
+    if schedule == "cosine":
+        return (1 - jnp.cos(jnp.pi * done)) / 2
+    return jnp.maximum(0.0, 1 - (1 - done) / cooldown) if schedule == "wsd" else 0 * done
 
 
 def scheduled_rate(
-    fall: Callable[[Array], Array], step: Real[Array, ""] | int | float, total: int, peak: float, warmup: int = 0, floor: float = 0.0
+    decay: Callable[[Array], Array], step: Real[Array, ""] | int | float, total: int, peak: float, warmup: int = 0, floor: float = 0.0
 ) -> Float[Array, ""]:
-    """Learning rate at a step: linear warm-up over `warmup` steps to `peak`, then as `fall_of` says to `floor * peak`, from `total` on."""
+    """Learning rate at a step: linear warm-up over `warmup` steps to `peak`, then by `decay`, a `decay_share`, to `floor * peak`."""
     step = jnp.asarray(step, jnp.float32)
     up = jnp.minimum(1.0, (step + 1) / max(warmup, 1))
-    down = 1.0 - (1.0 - floor) * fall(jnp.clip((step - warmup) / max(total - warmup, 1), 0.0, 1.0))
+    down = 1.0 - (1.0 - floor) * decay(jnp.clip((step - warmup) / max(total - warmup, 1), 0.0, 1.0))
     return peak * up * down
 
 
@@ -225,4 +223,4 @@ def linear_decay(
     step: Real[Array, ""] | int | float, total: int, peak: float, warmup: int = 0, floor: float = 0.0
 ) -> Float[Array, ""]:
     """Learning rate: linear warm-up over `warmup` steps, then linear decay to `floor * peak` at `total`."""
-    return scheduled_rate(fall_of("linear"), step, total, peak, warmup, floor)
+    return scheduled_rate(functools.partial(decay_share, "linear"), step, total, peak, warmup, floor)

@@ -15,7 +15,7 @@ from marl_llm.models.lora import init_adapters
 from marl_llm.models.transformer import stack_layers, unstack_layers
 from marl_llm.training import (
     Checkpoints,
-    fall_of,
+    decay_share,
     make_mesh,
     make_optimizer,
     make_train_state,
@@ -223,12 +223,12 @@ def test_an_unknown_optimizer_and_schedule_are_named():
     with pytest.raises(ValueError, match="name='sgd' is not one of 'adamw', 'muon', 'adafactor'"):
         make_optimizer(name="sgd")
     with pytest.raises(ValueError, match="schedule='step' is not one of 'constant', 'linear', 'cosine', 'wsd'"):
-        fall_of("step")
+        decay_share("step", 0.5)
 
 
-def rates_of(steps, fall, *sizes):
+def rates_of(steps, decay, *sizes):
     """The learning rates of so many steps."""
-    return np.asarray(jax.vmap(lambda step: scheduled_rate(fall, step, *sizes))(jnp.arange(steps)))
+    return np.asarray(jax.vmap(lambda step: scheduled_rate(decay, step, *sizes))(jnp.arange(steps)))
 
 
 def test_schedules_are_those_of_optax_after_the_warm_up():
@@ -240,7 +240,7 @@ def test_schedules_are_those_of_optax_after_the_warm_up():
         "wsd": optax.join_schedules([optax.constant_schedule(2.0), optax.linear_schedule(2.0, 2.0 * floor, 10)], [30]),
     }
     for name, schedule in wanted.items():
-        rates = rates_of(60, fall_of(name, cooldown), total, 2.0, warmup, floor)
+        rates = rates_of(60, functools.partial(decay_share, name, cooldown=cooldown), total, 2.0, warmup, floor)
         np.testing.assert_allclose(rates[:warmup], np.arange(1, 6) / 5 * 2.0, rtol=1e-6, err_msg=name)
         wanted_rates = np.broadcast_to(schedule(np.arange(55)), 55)
         np.testing.assert_allclose(rates[warmup:], wanted_rates, rtol=1e-5, err_msg=name)
@@ -250,7 +250,7 @@ def test_schedules_are_those_of_optax_after_the_warm_up():
 @pytest.mark.parametrize("sizes", [(1, 0), (1, 5), (5, 5)])
 def test_a_run_as_short_as_its_warm_up_has_finite_rates(schedule, sizes):
     total, warmup = sizes
-    rates = rates_of(8, fall_of(schedule), total, 1.0, warmup, 0.05)
+    rates = rates_of(8, functools.partial(decay_share, schedule), total, 1.0, warmup, 0.05)
     assert np.all(rates > 0)
     assert np.all(rates <= 1)
     assert rates[-1] == pytest.approx(1.0 if schedule == "constant" else 0.05)
