@@ -167,7 +167,7 @@ FAULTS = {
         "a prompt's scores are a square": ("seen = prompt * prompt / 2 +", "seen = prompt * prompt +"),
     },
     (R + "train_state.py", T + "test_memory.py"): {
-        "a step is made from moments that may not be kept": ("optax.tree.bias_correction(state.mu, b1", "optax.tree.bias_correction(new.mu, b1"),
+        "a step is made from moments that may not be kept": ("return step(state) if step", "return step(new) if step"),
     },
     ("marl_llm/planning/programs.py", "tests/experiments/test_plan.py"): {
         "a phase's gradient is not counted": ("step = resident + params", "step = resident"),

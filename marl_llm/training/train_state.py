@@ -73,27 +73,17 @@ def _clip(most: float, gradient: dict, _: dict | None) -> dict:
 
 
 def _adam(b1: float, b2: float, eps: float = 1e-8) -> optax.GradientTransformation:
-    """Adam (Kingma & Ba 2015, algorithm 1) whose moments a gradient that is not finite leaves as they were.
+    """Adam (Kingma & Ba 2015, algorithm 1), whose step is made from the moments that are kept.
 
-    The step is made from the moments that are kept. Made from new ones that are then kept or not, as around `optax.scale_by_adam`, XLA on
-    CPUs has copies of the old moments meanwhile: 4 bytes per parameter and more.
+    Made from new ones that are then kept or not, XLA on CPUs has copies of the old moments meanwhile: 4 bytes per parameter and more.
     """
 
-    def update(gradient: dict, old: optax.ScaleByAdamState, params: dict | None = None, *, finite: Bool[Array, ""] | bool = True, **_):
-        del params
-        mean = optax.tree.update_moment(gradient, old.mu, b1, 1)
-        square = optax.tree.update_moment_per_elem_norm(gradient, old.nu, b2, 2)
-        new = optax.ScaleByAdamState(optax.safe_increment(old.count), mean, square)
-        state = _if_finite(finite, new, old)
+    def step(state: optax.ScaleByAdamState) -> dict:
         mean = optax.tree.bias_correction(state.mu, b1, state.count)
         square = optax.tree.bias_correction(state.nu, b2, state.count)
-        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mean, square), state
+        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mean, square)
 
-    return optax.GradientTransformationExtraArgs(optax.scale_by_adam(b1=b1, b2=b2).init, update)
-
-
-def _if_finite(finite: Bool[Array, ""] | bool, new: optax.OptState, old: optax.OptState) -> optax.OptState:
-    return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+    return _kept_if_finite(optax.scale_by_adam(b1=b1, b2=b2), step)
 
 
 def _muon(b1: float, b2: float) -> optax.GradientTransformation:
@@ -133,12 +123,15 @@ def _adafactor(b1: float, b2: float) -> optax.GradientTransformation:
     return _kept_if_finite(optax.chain(optax.scale_by_factored_rms(min_dim_size_to_factor=32), optax.clip_by_block_rms(1.0)))
 
 
-def _kept_if_finite(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """An optimizer whose state a gradient that is not finite leaves as it was."""
+def _kept_if_finite(
+    optimizer: optax.GradientTransformation, step: Callable[[optax.OptState], dict] | None = None
+) -> optax.GradientTransformationExtraArgs:
+    """An optimizer whose state a gradient that is not finite leaves as it was; `step` makes the updates of the state that is kept."""
 
     def update(gradient: dict, old: optax.OptState, params: dict | None = None, *, finite: Bool[Array, ""] | bool = True, **_):
         updates, new = optimizer.update(gradient, old, params)
-        return updates, _if_finite(finite, new, old)
+        state = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+        return step(state) if step else updates, state
 
     return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
