@@ -23,8 +23,8 @@ FAULTS = {
         "the rate never cools down": ("1 - (1 - done) / cooldown)", "0.0 * done)"),
     },
     (R + "privileged.py", T + "test_privileged.py"): {
-        "a context stands behind its message": ("end, behind = len(prompt) - tail,", "end, behind = len(prompt),"),
-        "a context need not end as its template does": ("if tuple(prompt[end:]) != written[behind:] or", "if"),
+        "a context stands behind its message": ("end = len(prompt) - tail", "end = len(prompt)"),
+        "a context need not end as its template does": ("if tuple(prompt[end:]) != close or", "if"),
     },
     (R + "outside_teachers.py", T + "test_privileged.py"): {
         "a teacher reads what its student reads": ("prompt if privileged[number] is None else", "prompt if True else"),

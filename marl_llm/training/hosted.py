@@ -282,8 +282,8 @@ class HostedTeam(Team):
         figures |= self._current.draft_figures() if self._options.draft_tokens else {}
         figures |= self._coaching.looked(figures) if self._coaching else {}
         better = corrected(rollout, samples, self._renderers()) if self.corrections else None
-        record, told = self._recorder(rollout, samples), self._privileged(rollout, samples)
-        return Batch(step, self.roles, tokens, table, version, figures, record, better, rollout, privileged=told)
+        record, prompts = self._recorder(rollout, samples), self._privileged(rollout, samples)
+        return Batch(step, self.roles, tokens, table, version, figures, record, better, rollout, privileged=prompts)
 
     def _rollout(self, step: int, first: int, count: int, over: int) -> tuple[Rollout, Mapping[int, Given]]:
         """A step's episodes, and for each task's number what its engine was given."""
@@ -320,9 +320,9 @@ class HostedTeam(Team):
         version = np.asarray([version_of(self._given, s.call) for s in samples.trained()], np.int32)
         figures, record = refill_figures(rounds, chosen), self._recorder(rollout, samples)
         figures |= self._current.draft_figures() if self._options.draft_tokens else {}
-        left_out, told = tasks_left_out(rounds, chosen), self._privileged(rollout, samples)
+        left_out, prompts = tasks_left_out(rounds, chosen), self._privileged(rollout, samples)
         columns = from_table(samples, self.budgets)
-        return Batch(step, self.roles, *columns, version, figures, record, rollout=rollout, left_out=left_out, privileged=told)
+        return Batch(step, self.roles, *columns, version, figures, record, rollout=rollout, left_out=left_out, privileged=prompts)
 
     def _privileged(self, rollout: Rollout, samples: SampleTable) -> Prompts | None:
         """The prompts of teachers with privileged context; None where nobody has one."""

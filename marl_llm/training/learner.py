@@ -31,7 +31,7 @@ from marl_llm.training.distillation import Teacher, Teaching, teaching_of
 from marl_llm.training.host_copies import to_device, to_host
 from marl_llm.training.outside_teachers import OutsideTeacher, TaughtTokens, ask_teachers
 from marl_llm.training.packing import Tokens
-from marl_llm.training.privileged import OwnScores, SelfTeacher
+from marl_llm.training.privileged import ModelScorer, SelfTeacher
 from marl_llm.training.processes import put
 from marl_llm.training.scoring import make_token_kl
 from marl_llm.training.sft import make_sft
@@ -233,12 +233,12 @@ class Learner:
     def ask_teachers(self, tokens: Tokens, table: Samples, privileged: Sequence[Any] | None = None) -> TaughtTokens | None:
         """What teachers behind endpoints, and this model with privileged context, say of a step's samples, for `learn`; None where no role
         of this model has one. `privileged`: the prompts with context, by sample. Raises `TeacherError`, and `ValueError` without them."""
-        teachers, own = dict(self._outside), [agent for agent, one in self._outside.items() if isinstance(one, SelfTeacher)]
-        if own and privileged is None:
+        agents = [agent for agent, teacher in self._outside.items() if isinstance(teacher, SelfTeacher)]
+        if agents and privileged is None:
             raise ValueError("a teacher with privileged context needs the prompts that hold it, which hosted play of text gives")
-        o, both = self.options, (self.policy.params, self.base)
-        scores = OwnScores(self.spec.config, self.spec.lora, self.mesh, both, o.minibatch, o.microbatch_tokens)
-        return ask_teachers(o.recipe, teachers | dict.fromkeys(own, scores), tokens, table, privileged)
+        o, weights = self.options, (self.policy.params, self.base)
+        scorer = ModelScorer(self.spec.config, self.spec.lora, self.mesh, weights, o.minibatch, o.microbatch_tokens)
+        return ask_teachers(o.recipe, self._outside | dict.fromkeys(agents, scorer), tokens, table, privileged)
 
     def learn(
         self,

@@ -1,7 +1,7 @@
 """Self-distillation: the teacher is the student's own model, whose prompt holds what the student may not see, e.g. the task's answer.
 
-Before an update the student's model, as it is then, scores the student's responses behind prompts that end with a context; what it says
-lies beside the packed rows, as a teacher's behind an endpoint does (OPSD, arXiv 2601.18734; with feedback on the play SDPO, arXiv
+Before an update the student's model, as it is then, scores the student's responses behind prompts that end with a context; its log-probs
+lie beside the packed rows, as a teacher's behind an endpoint do (OPSD, arXiv 2601.18734; with feedback on the play SDPO, arXiv
 2601.20802). Nothing of the context reaches the student's prompts, and no gradient goes through the teacher.
 """
 
@@ -61,12 +61,13 @@ def with_context(renderer: Renderer, prompt: Sequence[int], context: str) -> tup
     '3 + 4?\\nIt is 7.'
     """
     first, second = (tuple(renderer.start([Message("user", text)]).ids) for text in ("a", "b"))
-    head, tail = _common(first, second), _common(first[::-1], second[::-1])
-    written = tuple(renderer.start([Message("user", context)]).ids)
-    end, behind = len(prompt) - tail, len(written) - tail
-    if tuple(prompt[end:]) != written[behind:] or written[:head] != first[:head]:
+    head, tail = _common(first, second), _common(first[::-1], second[::-1])  # how many ids open and close every message
+    message = tuple(renderer.start([Message("user", context)]).ids)
+    body, close = message[head : len(message) - tail], message[len(message) - tail :]
+    end = len(prompt) - tail
+    if tuple(prompt[end:]) != close or message[:head] != first[:head]:
         raise WorkflowError("a teacher's context goes into a user's message, and the prompt does not end as the renderer ends one")
-    return (*prompt[:end], *renderer.tokenizer.encode("\n"), *written[head:behind], *prompt[end:])
+    return (*prompt[:end], *renderer.tokenizer.encode("\n"), *body, *prompt[end:])
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
@@ -80,21 +81,21 @@ def privileged_prompts(rollout: Rollout, table: SampleTable, renderers: Mapping[
     `contexts`: role -> template. A call that several paths share reads the fields of the first. Raises `WorkflowError` for a field that
     the play does not have.
     """
-    fields: dict[tuple[int, str], Mapping[str, Any]] = {}
+    fields_of: dict[tuple[int, str], Mapping[str, Any]] = {}
     for episode in rollout.episodes:
         for path in (*episode.trajectories, *episode.candidates):
             for call in path.calls:
-                fields.setdefault((episode.task.number, call.id), path.fields)
+                fields_of.setdefault((episode.task.number, call.id), path.fields)
 
     def prompt_of(sample) -> tuple[int, ...] | None:
-        call, known = sample.call, fields[sample.instance, sample.call.id]
+        call, fields = sample.call, fields_of[sample.instance, sample.call.id]
         if call.role not in contexts:
             return None
         try:
-            context = contexts[call.role].format_map(known)
+            context = contexts[call.role].format_map(fields)
         except (KeyError, AttributeError, IndexError, ValueError) as error:
-            there = ", ".join(sorted(known))
-            raise WorkflowError(f"the context of role {call.role!r} cannot be written: {error}; the play has {there}") from error
+            why = f"{error}; the play has {', '.join(sorted(fields))}"
+            raise WorkflowError(f"the context of role {call.role!r} cannot be written: {why}") from error
         return with_context(renderers[call.model], call.prompt_ids, context)
 
     return [prompt_of(sample) for sample in table.trained()]
@@ -106,35 +107,34 @@ def _scorer(config: ModelConfig, lora: LoraConfig | None, mesh: Mesh, top_k: int
     tokens in their places, at temperature 1."""
     axis = data_axis(mesh)
 
-    def told_of(weight, hidden, targets):
-        log_probs = jax.nn.log_softmax(jnp.matmul(hidden, weight.astype(hidden.dtype), preferred_element_type=jnp.float32))
+    def log_probs_of_chunk(head, hidden, targets):
+        log_probs = jax.nn.log_softmax(jnp.matmul(hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32))
         chosen = jnp.sum(jnp.where(jnp.arange(log_probs.shape[-1]) == targets[..., None], log_probs, 0), axis=-1)
         top, ids = jax.lax.top_k(log_probs, top_k)
         return chosen, *([x[..., k] for k in range(top_k)] for x in (ids, top))  # a chunk has one number per target
 
-    def score(both, rows: PackedRows):
-        weight, hidden = packed_hidden(config, whole(*both, lora), *rows.inputs[:5])
-        inputs, chunk = (hidden, rows.targets), pairs_of_a_chunk(weight.shape[1])
-        chosen, ids, top = in_chunks(functools.partial(told_of, weight), inputs, response_where(rows), chunk)
-        none = jnp.zeros((*rows.targets.shape, 0))
-        return gathered((chosen, *(jnp.stack(x, axis=-1) if x else none for x in (ids, top))), axis)
+    def score(weights, rows: PackedRows):
+        head, hidden = packed_hidden(config, whole(*weights, lora), *rows.inputs[:5])
+        inputs, chunk = (hidden, rows.targets), pairs_of_a_chunk(head.shape[1])
+        chosen, ids, top = in_chunks(functools.partial(log_probs_of_chunk, head), inputs, response_where(rows), chunk)
+        return gathered((chosen, *(jnp.stack(x, axis=-1) if x else jnp.zeros((*rows.targets.shape, 0)) for x in (ids, top))), axis)
 
     return jax.jit(over_data(score, mesh, TRAIN, in_specs=(P(), P("data")), out_specs=P()))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OwnScores:
-    """Scores samples by a model that is here; an `OutsideTeacher`.
+class ModelScorer:
+    """Scores samples by a model in this process, as an `OutsideTeacher` does.
 
     Attributes:
-      config, lora, mesh: of the model. both: its parameters, or its adapters and their base.
+      config, lora, mesh: of the model. weights: its parameters and None, or its adapters and their base.
       microbatch_tokens: of packed rows per device at a time; 0: `minibatch` prompts.
     """
 
     config: ModelConfig
     lora: LoraConfig | None
     mesh: Mesh
-    both: tuple[Any, Any]
+    weights: tuple[Any, Any]
     minibatch: int
     microbatch_tokens: int
 
@@ -144,18 +144,18 @@ class OwnScores:
         return self.config.vocab_size
 
     def score(self, samples: Sequence[StudentSample], top_k: int = 0) -> list[TaughtSample]:
-        """What the model says of each sample, in their order."""
-        tokens = Tokens.of([TokenSample(one.prompt, one.response, np.zeros(len(one.response))) for one in samples])
+        """The model's log-probs of each sample, in their order."""
+        tokens = Tokens.of([TokenSample(sample.prompt, sample.response, np.zeros(len(sample.response))) for sample in samples])
         row, devices = bucket(int((tokens.prompt_size + tokens.size).max(initial=0)), 64), self.mesh.shape["data"]
-        at_a_time = max(1, self.microbatch_tokens // row) * devices if self.microbatch_tokens else self.minibatch
-        run, families = _scorer(self.config, self.lora, self.mesh, top_k), tokens.families(range(len(tokens)))
+        prompts = max(1, self.microbatch_tokens // row) * devices if self.microbatch_tokens else self.minibatch
+        scorer, families = _scorer(self.config, self.lora, self.mesh, top_k), tokens.families(range(len(tokens)))
         taught: dict[int, TaughtSample] = {}
-        for start in range(0, len(families), at_a_time):
-            chosen = [number for family in families[start : start + at_a_time] for number in family]
+        for start in range(0, len(families), prompts):
+            chosen = [number for family in families[start : start + prompts] for number in family]
             rows = tokens.pack(chosen, row, devices)
-            told = fetch(run(self.both, rows), self.mesh)
+            columns = fetch(scorer(self.weights, rows), self.mesh)
             for b, n in np.argwhere(rows.sample >= 0):
                 place = b, slice(rows.first[b, n], rows.first[b, n] + rows.length[b, n])
-                own, ids, top = (x[place] for x in told)
-                taught[int(rows.sample[b, n])] = TaughtSample(own, ids.astype(np.int32), top)
+                log_probs, ids, top = (column[place] for column in columns)
+                taught[int(rows.sample[b, n])] = TaughtSample(log_probs, ids.astype(np.int32), top)
         return [taught[number] for number in range(len(samples))]

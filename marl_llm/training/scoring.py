@@ -154,8 +154,8 @@ def make_policy_scorer(
 ) -> Callable:
     """`make_scorer` of log-probs, or of entropies, at the recipe's temperature; its parameters are `(params, base)`, see `steps.whole`."""
 
-    def score(both, rows: PackedRows):
-        scored = score_packed(config, whole(*both, lora), *rows.inputs, recipe.temperature, **beside_inputs(rows))
+    def score(weights, rows: PackedRows):
+        scored = score_packed(config, whole(*weights, lora), *rows.inputs, recipe.temperature, **beside_inputs(rows))
         return scored.entropy if entropy else scored.log_probs
 
     return make_scorer(score, mesh, **sizes)
@@ -170,10 +170,10 @@ def make_row_scorer(
     of a later step is 1. The result stays on the devices. `head`: the config of a policy with a value head, or None.
     """
 
-    def log_probs(both, rows: PackedRows):
+    def log_probs(weights, rows: PackedRows):
         if head is not None:
-            return packed_values(head, both[0], rows, recipe.temperature)[1].log_probs
-        return score_packed(config, whole(*both, lora), *rows.inputs, recipe.temperature, **beside_inputs(rows)).log_probs
+            return packed_values(head, weights[0], rows, recipe.temperature)[1].log_probs
+        return score_packed(config, whole(*weights, lora), *rows.inputs, recipe.temperature, **beside_inputs(rows)).log_probs
 
     score_rows = _microbatched(log_probs, microbatch_tokens, data_axis(mesh))
     mapped = over_data(score_rows, mesh, TRAIN, in_specs=(P(), P("data")), out_specs=P("data"))

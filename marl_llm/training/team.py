@@ -237,8 +237,8 @@ class Team(abc.ABC):
         names, recipe = self.assignment.training(batch.step), self.options.recipe
         if not np.any(batch.table.where):
             return {}
-        told = batch.tokens, batch.table, batch.privileged
-        taught = {name: self.learners[name].ask_teachers(*told) for name in names}  # before anything is learned
+        # before anything is learned
+        taught = {name: self.learners[name].ask_teachers(batch.tokens, batch.table, batch.privileged) for name in names}
         table = self.learned_table(batch)
         plays = {name: np.asarray([self.assignment.roles[role] == name for role in self.roles]) for name in names}
         advantages = None

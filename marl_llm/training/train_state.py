@@ -93,8 +93,8 @@ def _muon(b1: float, b2: float) -> optax.GradientTransformation:
     it is as long as one of Adam's and both go with one learning rate. Heads of an attention are one matrix; experts are one each. State:
     one float32 moment of these matrices.
     """
-    both = optax.contrib.muon(1.0, adam_b1=b1, adam_b2=b2, consistent_rms=0.2, muon_weight_dimension_numbers=_muon_axes)
-    return _kept_if_finite(optax.chain(both, optax.scale(-1.0)))
+    muon = optax.contrib.muon(1.0, adam_b1=b1, adam_b2=b2, consistent_rms=0.2, muon_weight_dimension_numbers=_muon_axes)
+    return _kept_if_finite(optax.chain(muon, optax.scale(-1.0)))
 
 
 def _muon_axes(params: dict) -> dict:

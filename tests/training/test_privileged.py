@@ -25,7 +25,7 @@ from marl_llm.tools.teacher_endpoint import StudentSample
 from marl_llm.training import make_mesh, privileged, train_state
 from marl_llm.training.outside_teachers import ask_teachers
 from marl_llm.training.packing import Tokens
-from marl_llm.training.privileged import OwnScores, with_context
+from marl_llm.training.privileged import ModelScorer, with_context
 from marl_llm.workflows import PlainText, WorkflowError
 
 MARKS = ("<|im_start|>", "<|im_end|>")
@@ -41,8 +41,8 @@ NO_DISTILLATION = {"distill_coef": None, "policy_coef": None, "distill_top_k": N
 CONTEXTS = {"solver": {"context": "={target}"}, "checker": {"context": "={target}"}}
 
 
-def own_scores(weights, devices=1, microbatch_tokens=0):
-    return OwnScores(CONFIG, None, make_mesh(devices), (weights, None), 4, microbatch_tokens)
+def scorer_of(weights, devices=1, microbatch_tokens=0):
+    return ModelScorer(CONFIG, None, make_mesh(devices), (weights, None), 4, microbatch_tokens)
 
 
 def test_a_context_stands_at_the_end_of_the_last_message_and_cannot_close_it():
@@ -64,7 +64,7 @@ def test_a_context_stands_at_the_end_of_the_last_message_and_cannot_close_it():
 def test_it_scores_tokens_as_the_model_does_behind_the_other_prompt(sizes):
     samples, _ = make_samples()
     asked = [StudentSample(np.concatenate([[5, 6], one.prompt])[:12], one.response) for one in samples]
-    told = own_scores(reference(), *sizes).score(asked, 3)
+    told = scorer_of(reference(), *sizes).score(asked, 3)
     rows = [np.concatenate([one.prompt, one.response]) for one in asked]
     ids, lengths = np.stack([np.pad(row, (0, 24 - len(row))) for row in rows]), np.asarray(list(map(len, rows)))
     where = jnp.arange(24) < lengths[:, None]
@@ -83,7 +83,7 @@ def test_without_a_context_there_is_nothing_to_learn_and_with_one_there_is(field
     recipe, tokens = make_recipe("grpo", **ALONE, **fields), Tokens.of(samples)
     moved = {}
     for name, prompts in {"none": [None] * len(samples), "context": [(3, 4, *one.prompt) for one in samples]}.items():
-        told = ask_teachers(recipe, dict.fromkeys((0, 1), own_scores(params())), tokens, table, prompts)
+        told = ask_teachers(recipe, dict.fromkeys((0, 1), scorer_of(params())), tokens, table, prompts)
         moved[name], metrics = update_with(recipe, OUTSIDE, taught=told)
         assert (abs(metrics["distill_kl/0"]) > 1e-3) == (name == "context")
     assert_close(moved["none"], params(), atol=1e-5)
