@@ -1,5 +1,6 @@
 """`python -m marl_llm`: the list of commands, how little is imported before one is asked for, and configs outside a checkout."""
 
+import contextlib
 import importlib
 import importlib.metadata
 import json
@@ -7,12 +8,15 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 from absl import flags
 
 import experiments
 from marl_llm.__main__ import COMMANDS, main, with_config
+from marl_llm.cli import export
+from marl_llm.models import LoraConfig
 from marl_llm.reporting.files import LineError
 from marl_llm.runs.command import FAILED, ConfigError, check_local, code_of, config_path, run, with_installed
 from marl_llm.training import CheckpointError
@@ -43,6 +47,20 @@ def test_help_of_a_command_lists_its_own_options(name, option):
     done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert option in done.stdout
     assert "python -m" in done.stdout
+
+
+def test_adapters_that_peft_would_leave_out_are_not_exported(tmp_path, monkeypatch):
+    """PEFT names the layers of a model that sees images otherwise."""
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
+    learner = types.SimpleNamespace(base={}, policy=types.SimpleNamespace(params={}), spec=types.SimpleNamespace(lora=LoraConfig(rank=2)))
+    assignment = types.SimpleNamespace(roles={"solver": "m"})
+    plan = types.SimpleNamespace(shapes={"m": None}, options={"m": {"path": str(tmp_path)}}, assignment=assignment)
+    team = types.SimpleNamespace(learners={"m": learner})
+    monkeypatch.setattr(export, "opened", lambda *_: contextlib.nullcontext((None, plan, team, 1)))
+    monkeypatch.setattr(export, "run_card", lambda *_: "")
+    with pytest.raises(ConfigError, match=r"^--adapters: .* sees images, .*; leave the flag out to merge them$"):
+        export.export("a-run", "m", tmp_path / "out", adapters=True)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_with_an_experiments_of_its_own_does_not_hide_ours(tmp_path):
