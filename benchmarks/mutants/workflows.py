@@ -120,7 +120,7 @@ FAULTS = {
         "a page is an error of a tool": ("if not _is_error(body):", "if False:"),
         "an MCP server's session may have any name": ("if not (session_id.isascii() and session_id.isprintable()):", "if False:"),
         "a key in two pieces is told": ("without_key(rest + chunk)", "without_key(chunk)"),
-        "a redirect tells the key": ("redacted(value, self._key)) for", "value) for"),
+        "a redirect tells the key": ("redacted(value, self.key)) for", "value) for"),
         "a dropped connection ends nothing": ("        except (httpx2.TransportError, OSError) as error:\n            self._connection", "        except ZeroDivisionError as error:\n            self._connection"),
         "a stream of a server's own is opened": ("if request.method == \"GET\":", "if False:"),
         "the last reason counts": ("self._fault = self._fault or McpFailure", "self._fault = McpFailure"),

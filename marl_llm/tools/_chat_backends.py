@@ -171,11 +171,14 @@ class OpenAICompatible:
 
 
 def post_with_key(url: str, payload: Any, timeout_s: float, key_env: str | None) -> bytes:
-    """The body of an answer of status 200, in which a server that repeats the key has not: it would stand in messages and records.
+    """The body of an answer of status 200, without the key where the server repeats it: it would stand in messages and records.
 
-    Raises `BackendError` for another status and for no answer, and `ValueError` as `read_key`.
+    Raises `BackendError` for another status, for no answer, and where the variable holds no usable key any more.
     """
-    key = read_key(key_env)
+    try:
+        key = read_key(key_env)
+    except ValueError as error:
+        raise BackendError(FailureKind.REFUSED, str(error)) from None
     try:
         answer = post_json(url, payload, timeout_s, {"Authorization": f"Bearer {key}"} if key else None)
     except HttpError as error:

@@ -35,12 +35,12 @@ class HttpConnection(httpx2.AsyncBaseTransport):
     """The bytes of a session, with its fault.
 
     Attributes:
-      ended: set when no further request can be served.
+      key: of the server, or None. ended: set when no further request can be served.
     """
 
     def __init__(self, address: McpAddress):
         direct = {"trust_env": False} if is_loopback(split_url(address.url).hostname) else {}
-        self._key, self._fault = read_key(address.key_env), None
+        self.key, self._fault = read_key(address.key_env), None
         self._inner = httpx2.AsyncHTTPTransport(**direct)
         self.ended = asyncio.Event()
 
@@ -76,13 +76,13 @@ class HttpConnection(httpx2.AsyncBaseTransport):
 
     def without_key(self, data: bytes) -> tuple[bytes, bytes]:
         """(bytes without the key, the last ones, with which a key may begin)."""
-        key = (self._key or "").encode()
+        key = (self.key or "").encode()
         data = data.replace(key, HIDDEN.encode()) if key else data
         rest = next((size for size in range(len(key) - 1, 0, -1) if data.endswith(key[:size])), 0)
         return data[: len(data) - rest], data[len(data) - rest :]
 
     def _headers(self, response: httpx2.Response) -> list[tuple[str, str]]:
-        return [(name, redacted(value, self._key)) for name, value in response.headers.multi_items()]
+        return [(name, redacted(value, self.key)) for name, value in response.headers.multi_items()]
 
     async def _error(self, request: httpx2.Request, response: httpx2.Response, stream: _Body) -> httpx2.Response:
         """An error of the protocol as it stands; any other body says that no server of tools is there, or that it refuses."""
@@ -103,7 +103,7 @@ class HttpConnection(httpx2.AsyncBaseTransport):
 
     def note(self, kind: FailureKind, message: str) -> None:
         """Notes why the session is over; the first reason counts."""
-        self._fault = self._fault or McpFailure(kind, redacted(message, self._key))
+        self._fault = self._fault or McpFailure(kind, redacted(message, self.key))
         self.ended.set()
 
     def _over(self, request: httpx2.Request, kind: FailureKind, message: str) -> httpx2.Response:
@@ -157,15 +157,16 @@ def _is_error(body: bytes) -> bool:
 async def open_http_session(address: McpAddress) -> AsyncIterator[PackageSession]:
     """A server that has shaken hands. Raises `McpFailure`."""
     try:
+        connection = HttpConnection(address)
+    except ValueError as error:  # the variable held a key when the address was made
+        raise McpFailure(FailureKind.REFUSED, str(error)) from None
+    try:
         from mcp.client.streamable_http import streamable_http_client
     except ImportError:
         raise McpFailure(FailureKind.REFUSED, "it needs the package mcp: pip install 'marl_llm[mcp]'") from None
     for name in ("mcp.client.streamable_http", "httpx2", "httpcore2"):  # what a stranger's server says belongs in no log
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    connection = HttpConnection(address)
-    headers = {"Accept-Encoding": "identity"}
-    if (key := read_key(address.key_env)) is not None:
-        headers["Authorization"] = f"Bearer {key}"
+    headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {connection.key}"} if connection.key else {})
     try:
         async with (
             httpx2.AsyncClient(transport=connection, headers=headers, timeout=TIMEOUT_S) as client,

@@ -148,6 +148,14 @@ def test_the_key_is_read_from_the_environment_and_stands_in_no_message(address, 
         assert "word@" not in str(found.value)
 
 
+def test_a_key_that_is_gone_is_named(address, monkeypatch):
+    monkeypatch.setenv("TOOLS_KEY", "word-nobody-reads")
+    with McpServer(McpAddress(address.url, "TOOLS_KEY")) as server:
+        monkeypatch.delenv("TOOLS_KEY")
+        with pytest.raises(McpError, match="the environment variable TOOLS_KEY holds no key"):
+            server.tools()
+
+
 def test_what_is_neither_a_command_nor_an_address_is_told_in_one_line():
     for server in ("http://127.0.0.1:8000/mcp", []):
         with pytest.raises(WorkflowError, match="as a list, .*or an McpAddress") as found:

@@ -8,8 +8,8 @@ import urllib.request
 
 import pytest
 
-from marl_llm.tools import FailureKind, Hit, RetrieverClient, build_bm25
-from marl_llm.tools._http import HttpError
+from marl_llm.tools import FailureKind, Hit, RetrieverClient, _chat_backends, build_bm25
+from marl_llm.tools._http import HttpError, HttpReply
 from marl_llm.tools.results import failed, success
 from marl_llm.tools.retriever import RetrieverServer, client, open_index, open_server, server
 from marl_llm.tools.retriever.interface import MAX_TOPK, LocalRetriever
@@ -95,7 +95,7 @@ class WireStandIn:
 
     def __init__(self, monkeypatch, answers, took=0.0):
         self.answers, self.took, self.now, self.asked, self.slept = list(answers), took, 100.0, [], []
-        monkeypatch.setattr(client, "post_json", self.post)
+        monkeypatch.setattr(_chat_backends, "post_json", self.post)
         monkeypatch.setattr(client, "time", types.SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep))
 
     def sleep(self, seconds):
@@ -108,7 +108,7 @@ class WireStandIn:
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return types.SimpleNamespace(status=answer[0], body=answer[1])
+        return HttpReply(answer[0], {}, answer[1])
 
 
 def hits_of(count):
@@ -154,7 +154,7 @@ def test_attempts_share_one_deadline_and_pause_twice_as_long_each_time(monkeypat
     wire = WireStandIn(monkeypatch, [(500, b"busy")] * 3, took=1.0)
     asker = RetrieverClient(URL, attempts=3)
     found = asker.search(["a"], 2, 10.0)
-    assert (found.failure.kind, found.attempts, found.failure.message) == (FailureKind.UNAVAILABLE, 3, f"{URL}/retrieve: 500 busy")
+    assert (found.failure.kind, found.attempts, found.failure.message) == (FailureKind.UNAVAILABLE, 3, f"{URL}/retrieve: status 500: busy")
     assert [timeout_s for _, _, timeout_s, _ in wire.asked] == pytest.approx([10.0, 8.95, 7.85])
     assert [seconds for seconds in wire.slept if seconds] == pytest.approx([0.05, 0.1])
     assert found.seconds == pytest.approx(3.15)
@@ -171,7 +171,7 @@ def test_attempts_share_one_deadline_and_pause_twice_as_long_each_time(monkeypat
     ("answer", "kind", "attempts"),
     [
         ((400, b"no s3cret"), FailureKind.REFUSED, 1), ((499, b"s3cret"), FailureKind.REFUSED, 1), ((408, b""), FailureKind.UNAVAILABLE, 2),
-        ((429, b""), FailureKind.UNAVAILABLE, 2), ((500, b"s3cret"), FailureKind.UNAVAILABLE, 2), ((302, b""), FailureKind.UNAVAILABLE, 2),
+        ((429, b""), FailureKind.RATE_LIMITED, 2), ((500, b"s3cret"), FailureKind.UNAVAILABLE, 2), ((302, b""), FailureKind.REFUSED, 1),
         (HttpError(FailureKind.UNAVAILABLE, "lost s3cret", True), FailureKind.UNAVAILABLE, 2), ((200, b"{"), FailureKind.BAD_REPLY, 2),
         (HttpError(FailureKind.DEADLINE, "late", True), FailureKind.DEADLINE, 2),
     ],
@@ -185,4 +185,17 @@ def test_which_answers_are_asked_again_and_no_message_holds_the_key(answer, kind
     assert (found.failure.kind, found.attempts, len(wire.asked)) == (kind, attempts, attempts)
     assert "s3cret" not in found.failure.message
     assert wire.asked[0][3] == {"Authorization": "Bearer s3cret"}
+    asker.close()
+
+
+def test_hits_hold_no_key_and_one_that_is_gone_is_named(monkeypatch):
+    monkeypatch.setenv("MARL_LLM_RETRIEVER_KEY", "s3cret")
+    wire = WireStandIn(monkeypatch, [(200, hits_of(1).replace(b'"0"', b'"you: s3cret"'))])
+    asker = open_server(URL, attempts=2)
+    (hit,) = asker.search(["a"], 2).outcome()[0]
+    assert hit.document == {"contents": "you: [key]"}
+    monkeypatch.delenv("MARL_LLM_RETRIEVER_KEY")
+    failure = asker.search(["a"], 2).failure
+    assert (failure.kind, len(wire.asked)) == (FailureKind.REFUSED, 1)
+    assert "the environment variable MARL_LLM_RETRIEVER_KEY holds no key" in failure.message
     asker.close()

@@ -178,3 +178,10 @@ def test_an_address_that_would_show_a_key_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             TeacherServer(url, "big", key_env)
+
+
+def test_a_key_that_is_gone_is_named(monkeypatch):
+    teacher = endpoint("http://127.0.0.1:9")
+    monkeypatch.delenv("TEACHER_KEY")
+    with pytest.raises(TeacherError, match=r"gave no prompt log-probs \(refused\): the environment variable TEACHER_KEY holds no key"):
+        teacher.score([SAMPLE])

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from marl_llm.tools._calls import Calls
-from marl_llm.tools._chat_backends import check_key, read_key, redacted
-from marl_llm.tools._http import HttpError, post_json
-from marl_llm.tools.results import FailureKind, ToolResult, failed, success
+from marl_llm.tools._chat_backends import BackendError, check_key, post_with_key
+from marl_llm.tools.results import FINAL_KINDS, FailureKind, ToolResult, failed, success
 from marl_llm.tools.retriever.interface import Hit, Hits, check_request
-from marl_llm.untrusted import Bounds, flatten_text, read_json, valid_text
+from marl_llm.untrusted import Bounds, read_json
 
 BOUNDS = Bounds(size=64 << 20, values=4_000_000)  # of an answer
 KEY_ENV = "MARL_LLM_RETRIEVER_KEY"  # of the server that a run asks
@@ -59,27 +58,18 @@ class RetrieverClient:
     def _search(self, request: tuple[list[str], int, float, float]) -> ToolResult[Hits]:
         queries, topk, start, deadline_s = request
         payload = dict(queries=queries, topk=topk, return_scores=True)
-        key = read_key(self._key_env)
-        headers = {"Authorization": f"Bearer {key}"} if key else None
         attempt, kind, message = 0, FailureKind.DEADLINE, "the deadline passed before the request was sent"
         while attempt < self.attempts and (left := start + deadline_s - time.monotonic()) > 0:
             attempt += 1
             try:
-                reply = post_json(self.url, payload, left, headers)
-            except HttpError as error:
-                kind, message = error.kind, redacted(f"{self.url}: {error}", key)
-            else:
-                if reply.status == 200:
-                    try:
-                        return success(read_hits(reply.body, len(queries), topk), time.monotonic() - start, attempt)
-                    except ValueError as error:
-                        kind, message = FailureKind.BAD_REPLY, f"{self.url}: {error}"
-                else:
-                    text = flatten_text(redacted(valid_text(reply.body), key), 200)
-                    final = 400 <= reply.status < 500 and reply.status not in (408, 429)
-                    kind, message = FailureKind.REFUSED if final else FailureKind.UNAVAILABLE, f"{self.url}: {reply.status} {text}"
-                    if final:
-                        break
+                body = post_with_key(self.url, payload, left, self._key_env)
+                return success(read_hits(body, len(queries), topk), time.monotonic() - start, attempt)
+            except BackendError as error:
+                kind, message = error.kind, f"{self.url}: {error}"
+                if kind in FINAL_KINDS:
+                    break
+            except ValueError as error:
+                kind, message = FailureKind.BAD_REPLY, f"{self.url}: {error}"
             left = start + deadline_s - time.monotonic()
             time.sleep(max(0.0, min(left, RETRY_PAUSE_S * 2 ** (attempt - 1)) if attempt < self.attempts else 0.0))
         return failed(kind, message, time.monotonic() - start, max(1, attempt))
