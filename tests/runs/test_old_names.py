@@ -42,11 +42,12 @@ def with_old(values, names):
 
 
 def make_old(run):
-    """Gives a run directory the names and the layout of the version before."""
+    """Gives a run directory the names and the layout of the version before, which had one optimizer and one schedule."""
     record = json.loads((run / "config.json").read_text())
     config = record["config"]
     config["recipe"] = with_old(config["recipe"], old_names.RECIPE_FIELDS)
     config["rollout"] = with_old(config["rollout"], old_names.ROLLOUT_OPTIONS) | {"swap": "drain", "adapters": "auto"}
+    config["optimizer"] = {name: value for name, value in config["optimizer"].items() if name not in ("name", "schedule", "cooldown")}
     config["warm_start"] = config.pop("sft")
     for section in config["models"].values():
         section["recipe"] = with_old(section["recipe"], old_names.RECIPE_FIELDS)
