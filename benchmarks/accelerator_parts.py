@@ -377,7 +377,7 @@ def update_row(config, groups: int, branches: int, prompt: int, response: int, r
     runs = [step() for _ in range(repeats)]
     seen = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     recipe = make_recipe("grpo", group_size=branches)
-    lowered, *_ = planning.programs(config, recipe, mesh, groups, 0, prompt, response)
+    lowered, *_ = planning.programs(planning.PlanSizes(recipe, config, 1, prompt, response), mesh, groups, 0)
     seconds, sheet, limit = statistics.median(run["seconds"] for run in runs), chip(), limits(config.compute_dtype)
     counted = roofline.update(config, groups, branches, prompt, response, 1, 1)
     needed = roofline.update(dataclasses.replace(config, remat="none"), groups, branches, prompt, response, 1, 1).flops

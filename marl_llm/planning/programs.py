@@ -16,15 +16,12 @@ from typing import Any
 from marl_llm.planning.plan_devices import GPUS, PlanError, devices_of, mesh_axes, split_mesh
 
 
-def programs(
-    config, recipe, mesh, minibatch: int, environments: int, prompt: int, response: int, lora=None, critic: str | None = None,
-    sft: bool = False, served_on=None, optimizer: str = "adamw",
-):  # fmt: skip
+def programs(sizes: PlanSizes, mesh, minibatch: int, environments: int):
     """`(lowered, bytes of parameters, of optimizer, of the sampling copy)`: programs by name, and bytes per device.
 
     The programs are `update`, `sampler` (of compiled play; none without `environments`), with `critic="own"` `critic` and, of a run
     with a supervised warm-up, `sft`. A minibatch is that many rows, each with a prompt and the K responses that were sampled from it. With
-    `lora` the parameters are adapters, and their base is an argument of the update. The sampling copy lies on the mesh `served_on`.
+    `lora` the parameters are adapters, and their base is an argument of the update.
     """
     import jax
     import jax.numpy as jnp
@@ -35,6 +32,7 @@ def programs(
     from marl_llm.planning.engine_programs import per_device
     from marl_llm.sampling import SamplingParams, sample
     from marl_llm.training import LearnerOptions, make_optimizer, make_train_state
+    from marl_llm.training.mesh import serving_mesh
     from marl_llm.training.packing import PackedRows
     from marl_llm.training.sft import sft_program
     from marl_llm.training.update import Frozen, policy_step, value_step
@@ -46,11 +44,12 @@ def programs(
     def whole(shape, dtype, *axes):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(*axes)))
 
+    recipe, prompt, response, lora, critic = sizes.recipe, sizes.prompt, sizes.response, sizes.lora, sizes.critic
     k = recipe.group_size
     length, answers = prompt + k * response, k * response
-    options = LearnerOptions(recipe, make_optimizer(name=optimizer), row_tokens=length, minibatch=minibatch, critic=critic or "own")
-    judging = dataclasses.replace(config, value_head=critic is not None)
-    config = judging if critic == "head" else config
+    options = LearnerOptions(recipe, make_optimizer(name=sizes.optimizer), row_tokens=length, minibatch=minibatch, critic=critic or "own")
+    judging = dataclasses.replace(sizes.shape, value_head=critic is not None)
+    config = judging if critic == "head" else sizes.shape
     apart = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0), stacked=config.uniform))
     make = functools.partial(make_train_state, optimizer=options.optimizer)
@@ -72,16 +71,17 @@ def programs(
     numbers = ("kl_coef", "entropy_threshold") if "entropy_threshold" in needs(recipe) else ("kl_coef",)
     scalars = dict.fromkeys(numbers, whole((), real)) | {"first_step": whole((), bool)}
     lowered = {"update": update.lower(policy, base, Frozen(reference), rows, arrays, scalars, whole((), real), whole((), real))}
-    if sft:
+    if sizes.sft:
         lowered["sft"] = sft_program(options, config, mesh, lora).lower(policy, base, rows, whole((), real))
     if critic == "own":
         judge = abstract(jax.eval_shape(lambda: make(init_params(judging, jax.random.key(0), stacked=config.uniform))), TRAIN)
         lowered["critic"] = value_step(options, judging, mesh).lower(judge, rows, arrays, whole((), real))
 
-    low = abstract(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(config.compute_dtype)), apart), SAMPLE, served_on or mesh)
-    found = per_device(policy.params), per_device(policy.opt_state), per_device(low)
+    low = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(config.compute_dtype)), apart)
+    low = abstract(low, SAMPLE, serving_mesh(mesh, sizes.served or None))
+    arrays_bytes = per_device(policy.params), per_device(policy.opt_state), per_device(low)
     if not environments:  # the engine plays
-        return lowered, *found
+        return lowered, *arrays_bytes
     rows_of, sampling_params = ("data", "fsdp"), SamplingParams(float(recipe.temperature))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (environments, k)))
     prompts = (environments, prompt)
@@ -92,7 +92,7 @@ def programs(
 
     given = whole(prompts, ids, rows_of), whole(prompts, bool, rows_of), whole(keys.shape, keys.dtype, rows_of)
     lowered["sampler"] = jax.jit(sampler).lower(low, *given)
-    return lowered, *found
+    return lowered, *arrays_bytes
 
 
 def moment_bytes(optimizer: str, shape, lora=None) -> int:
@@ -256,6 +256,7 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
     tree = jax.eval_shape(lambda key: init_adapters(shape, key, lora), jax.random.key(0)) if lora else {}
     adapters = sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
     shape = dataclasses.replace(shape, compute_dtype="bfloat16", remat="full" if shape.remat == "none" else shape.remat)
+    sizes = dataclasses.replace(sizes, shape=shape)
     on_tpus = devices is not None and chip.name not in GPUS
     if shape.attention == "auto" and on_tpus and (prompt % 128 or (prompt + recipe.group_size * response) % 128):
         raise PlanError(f"--prompt={prompt} --response={response}: on a TPU, use multiples of 128, so that flash attention applies")
@@ -276,7 +277,7 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
     params, copy = trained * 4, shape.parameters * 2 / served
     if out["compiled"]:
         mesh = make_mesh(data, fsdp, tensor, devices=devices)
-        figures, flops, params, state, copy = _compiled(shape, sizes, mesh, minibatch, 0 if sizes.hosted else environments)
+        figures, flops, params, state, copy = _compiled(sizes, mesh, minibatch, 0 if sizes.hosted else environments)
     else:
         temporary = estimate(shape, k, prompt, response, minibatch / along, tensor) + trained * 4  # and the gradient
         figures = {"update": {"arguments": params + state, "temporary": temporary, "peak": params + state + temporary}}
@@ -286,7 +287,7 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
     figures = {name: f if "error" not in f else f | {"peak": f["needs"]} for name, f in figures.items()}
     state_of_one = params + state
     out["phases"] = phases(sizes, resident, params, fsdp * tensor)
-    moments = _moments(out, config, sizes, shape, chip.memory, mesh, figures, more, (resident, state_of_one, copy), whole)
+    moments = _moments(out, config, sizes, chip.memory, mesh, figures, more, (resident, state_of_one, copy), whole)
     out |= {
         "parameters_bytes": params * models, "optimizer_bytes": state * models, "beside": more, "update": figures["update"],
         "sampler": figures.get("sampler", {}), "moments": moments, "peak_sampler": moments["sampler"],
@@ -316,11 +317,11 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
     return out
 
 
-def _moments(out: dict, config, sizes: PlanSizes, shape, total: float | int, mesh, figures: dict, more: dict, bytes_, whole: bool) -> dict:
+def _moments(out: dict, config, sizes: PlanSizes, total: float | int, mesh, figures: dict, more: dict, bytes_, whole: bool) -> dict:
     """Bytes per device at each moment of a step; what an engine needs is noted in `out`. `bytes_`: resident, one model's state and copy."""
     from marl_llm.training import roofline
 
-    (resident, known, copy), models = bytes_, sizes.models
+    (resident, known, copy), models, shape = bytes_, sizes.models, sizes.shape
     served, along = out["served"], math.prod(out["mesh"].values()) // out["served"]
     if out["compiled"]:  # what its arguments are
         known += more["bases"] / max(sizes.bases, 1) + more["references"] / max(models, 1)
@@ -338,7 +339,7 @@ def _moments(out: dict, config, sizes: PlanSizes, shape, total: float | int, mes
     out |= {"kv_pool": room, "request_bytes": longest, "requests_at_their_longest": int(room // longest) * along}
     moments = {name: peak + room for name, peak in moments.items()} | {"sampler": resident + room}
     if out["compiled"] and room:
-        engine = out["engine"] = _engine(shape, sizes, mesh, room / lanes, whole)
+        engine = out["engine"] = _engine(sizes, mesh, room / lanes, whole)
         names = [name for name in ("decode", "admit", "verify") if name in engine]
         moments |= {name: resident + room + engine[name] for name in names}
         moments["swap"] = resident + room - more["serving"] / lanes + engine["swap"]  # the old copy is gone before
@@ -361,23 +362,20 @@ def _update_flops(shape, compiled: float | int, in_kernel: bool, rows, tensor: i
     return {"compiled": compiled, "needed": needed, "again": again}
 
 
-def _compiled(shape, sizes: PlanSizes, mesh, minibatch: int, environments: int):
+def _compiled(sizes: PlanSizes, mesh, minibatch: int, environments: int):
     """`(memory by program, (FLOPs of the update, whether kernels attend in it), bytes of parameters, of optimizer, of the sampling copy)`,
     as the compiler says."""
     from marl_llm.models import for_platform, tree_kernel, tree_kernel_gpu
     from marl_llm.planning.program_costs import ProgramText, text_of
-    from marl_llm.training.mesh import serving_mesh
 
     where = mesh.devices.flat[0].platform
     with for_platform(where):
-        tasks, on = 0 if sizes.hosted else environments, serving_mesh(mesh, sizes.served or None)
-        whom = sizes.lora, sizes.critic, sizes.sft, on, sizes.optimizer
-        lowered, *bytes_ = programs(shape, sizes.recipe, mesh, minibatch, tasks, sizes.prompt, sizes.response, *whom)
-        compiled = {name: _compile(one) for name, one in lowered.items()}
-    figures = {name: found if isinstance(found, dict) else memory(found) for name, found in compiled.items()}
+        lowered, *bytes_ = programs(sizes, mesh, minibatch, environments)
+        compiled = {name: _compile(program) for name, program in lowered.items()}
+    figures = {name: program if isinstance(program, dict) else memory(program) for name, program in compiled.items()}
     tree = sizes.prompt, sizes.recipe.group_size, sizes.response
     if where == "gpu":
-        kernels = tree_kernel_gpu.kernel_flops(*tree, shape.query_heads // shape.key_value_heads)
+        kernels = tree_kernel_gpu.kernel_flops(*tree, sizes.shape.query_heads // sizes.shape.key_value_heads)
     else:
         kernels = tree_kernel.kernel_flops(*tree)
     update = compiled["update"]
@@ -386,7 +384,7 @@ def _compiled(shape, sizes: PlanSizes, mesh, minibatch: int, environments: int):
     return figures, flops, *bytes_
 
 
-def _engine(shape, sizes: PlanSizes, mesh, budget: float | int, whole: bool) -> dict:
+def _engine(sizes: PlanSizes, mesh, budget: float | int, whole: bool) -> dict:
     """`engine_figures` of a lane."""
     from marl_llm.models import for_platform
     from marl_llm.planning.engine_programs import engine_figures
@@ -400,7 +398,7 @@ def _engine(shape, sizes: PlanSizes, mesh, budget: float | int, whole: bool) -> 
     )  # fmt: skip
     with for_platform(mesh.devices.flat[0].platform):
         on = serving_mesh(mesh, sizes.served or None)
-        return engine_figures(shape, on, lane, budget, sizes.recipe.group_size, sizes.lora, models, whole, mesh)
+        return engine_figures(sizes.shape, on, lane, budget, sizes.recipe.group_size, sizes.lora, models, whole, mesh)
 
 
 def _compile(lowered):

@@ -21,7 +21,7 @@ from marl_llm.planning.engine_programs import engine_figures, engine_programs, s
 from marl_llm.planning.plan_devices import GPUS, PlanError, mesh_axes
 from marl_llm.planning.plan_table import measured_lines, table
 from marl_llm.planning.program_costs import ProgramText
-from marl_llm.planning.programs import _update_flops, plan
+from marl_llm.planning.programs import PlanSizes, _update_flops, plan
 from marl_llm.runs.command import ConfigError
 from marl_llm.sampling import EngineConfig
 from marl_llm.sampling.model_runner import page_bytes
@@ -303,7 +303,7 @@ def test_a_plan_takes_the_mesh_of_its_config():
 @pytest.mark.parametrize("fields", [dict(entropy_quantile=0.2), dict(off_policy_kl=0.1), dict(rollout_correction="truncate")], ids=str)
 def test_what_a_recipes_update_needs_is_planned_too(fields):
     config = ModelConfig(vocab_size=64, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
-    lowered, *_ = command.programs(config, make_recipe("at_grpo", group_size=2, **fields), make_mesh(1), 2, 2, 4, 2)
+    lowered, *_ = command.programs(PlanSizes(make_recipe("at_grpo", group_size=2, **fields), config, 1, 4, 2), make_mesh(1), 2, 2)
     assert lowered["update"].as_text()
 
 
@@ -312,7 +312,7 @@ def test_the_planned_programs_compile_on_a_mesh_of_this_machine():
     config = ModelConfig(vocab_size=64, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=8, feed_forward=16, remat="full")
     mesh = make_mesh(1, 4, 2)
     recipe = make_recipe("at_grpo", group_size=2)
-    lowered, params, state, copy = command.programs(config, recipe, mesh, 4, 4, 6, 3, sft=True)
+    lowered, params, state, copy = command.programs(PlanSizes(recipe, config, 1, 6, 3, sft=True), mesh, 4, 4)
     assert set(lowered) == {"update", "sampler", "sft"}
     whole = config.parameters * 4
     assert whole / 8 <= params <= whole / 4  # norms are not split
@@ -462,9 +462,9 @@ def test_critics_and_references_are_counted():
 
 def test_critics_have_programs_of_their_own_shape():
     config = ModelConfig(vocab_size=64, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
-    own, plain, *_ = command.programs(config, make_recipe("ppo"), make_mesh(1), 2, 0, 4, 2, critic="own")
+    own, plain, *_ = command.programs(PlanSizes(make_recipe("ppo"), config, 1, 4, 2, critic="own"), make_mesh(1), 2, 0)
     assert set(own) == {"update", "critic"}
-    head, more, *_ = command.programs(config, make_recipe("ppo"), make_mesh(1), 2, 0, 4, 2, critic="head")
+    head, more, *_ = command.programs(PlanSizes(make_recipe("ppo"), config, 1, 4, 2, critic="head"), make_mesh(1), 2, 0)
     assert set(head) == {"update"}
     assert more == plain + 4 * (16 + 1)  # the value head lies on the policy
 
@@ -472,7 +472,7 @@ def test_critics_have_programs_of_their_own_shape():
 def test_the_update_of_adapters_is_the_one_that_is_planned():
     config = ModelConfig(vocab_size=64, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=8, feed_forward=16, remat="full")
     recipe, lora = make_recipe("at_grpo", group_size=2), LoraConfig(rank=2)
-    lowered, params, state, copy = command.programs(config, recipe, make_mesh(1), 2, 0, 4, 2, lora)
+    lowered, params, state, copy = command.programs(PlanSizes(recipe, config, 1, 4, 2, lora=lora), make_mesh(1), 2, 0)
     assert set(lowered) == {"update"}  # the engine samples
     assert state == pytest.approx(2 * params, rel=0.01)
     assert params < copy / 2

@@ -9,8 +9,8 @@ import pytest
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import LoraConfig, ModelConfig, init_adapters
 from marl_llm.planning import this_machine
+from marl_llm.planning.programs import PlanSizes, programs
 from marl_llm.planning.programs import memory as memory_of
-from marl_llm.planning.programs import programs
 from marl_llm.planning.this_machine import activations, adapter_parameters, lines, memory, seconds
 from marl_llm.runs.base import base_config
 from marl_llm.runs.resolve import resolve
@@ -42,7 +42,8 @@ def test_adapters_are_counted_as_they_are_made(shape):
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
 def test_activations_are_about_those_of_the_compiled_update(remat):
     shape, prompt, response, k = dataclasses.replace(SHAPE, remat=remat), 200, 50, 4
-    lowered, *_ = programs(shape, make_recipe("magrpo", group_size=k), make_mesh(1), 1, 0, prompt, response, lora=LoraConfig(rank=4))
+    sizes = PlanSizes(make_recipe("magrpo", group_size=k), shape, 1, prompt, response, lora=LoraConfig(rank=4))
+    lowered, *_ = programs(sizes, make_mesh(1), 1, 0)
     found, row = memory_of(lowered["update"].compile())["temporary"], prompt + k * response
     assert activations(shape, row, row, adapters=True) == pytest.approx(found, rel=0.5)
 

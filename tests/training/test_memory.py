@@ -9,7 +9,7 @@ import pytest
 
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import LoraConfig, ModelConfig, init_params, save_pretrained
-from marl_llm.planning.programs import memory, programs
+from marl_llm.planning.programs import PlanSizes, memory, programs
 from marl_llm.runs.building import restored
 from marl_llm.training import LearnerOptions, make_mesh, make_optimizer
 from marl_llm.training.checkpoints import Checkpoints
@@ -143,7 +143,7 @@ def test_a_step_makes_gradient_and_moments_once(recipe):
     shape = ModelConfig(vocab_size=512, width=256, layers=4, query_heads=4, key_value_heads=2, head_dim=64, feed_forward=1024)
     parameters = sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda key: init_params(shape, key), jax.random.key(0))))
     critic = "own" if recipe == "ppo" else None
-    lowered, *_ = programs(shape, make_recipe(recipe), make_mesh(1), 1, 0, 8, 4, critic=critic, sft=True)
+    lowered, *_ = programs(PlanSizes(make_recipe(recipe), shape, 1, 8, 4, critic=critic, sft=True), make_mesh(1), 1, 0)
     assert {"update", "sft"} <= lowered.keys()
     for program in lowered.values():
         assert memory(program.compile())["peak"] / parameters <= 16 + 3.2
