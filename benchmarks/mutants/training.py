@@ -169,7 +169,7 @@ FAULTS = {
     (R + "train_state.py", T + "test_memory.py"): {
         "a step is made from moments that may not be kept": ("return step(state) if step", "return step(new) if step"),
     },
-    ("marl_llm/planning/programs.py", "tests/experiments/test_plan.py"): {
+    ("marl_llm/planning/plans.py", "tests/experiments/test_plan.py"): {
         "a phase's gradient is not counted": ("step = resident + params", "step = resident"),
         "what models begin from is not counted": ('{"start": resident + sizes.sources * whole}', '{"start": resident}'),
         "phases are not asked whether they fit": ('"peak": max(*moments.values(), *out["phases"].values()),', '"peak": max(moments.values()),'),
@@ -177,8 +177,10 @@ FAULTS = {
         "a config's mesh is not asked": ("mesh_axes(count, axes_text, (config.mesh.fsdp, config.mesh.tensor))", "mesh_axes(count, axes_text)"),
         "a kernel's scores are not computed again": ("+= roofline.scores(shape, *rows) / tensor if in_kernel else 0", "+= 0"),
         "scores are computed again where no kernel attends": ("roofline.scores(shape, *rows) / tensor if in_kernel else 0", "roofline.scores(shape, *rows) / tensor"),
-        "an update's kernels are not found": ("any(name in text for name in kernels)", "False"),
         "TPUs' multiples are asked of GPUs": ("on_tpus = devices is not None and chip.name not in GPUS", "on_tpus = devices is not None"),
         "what a wider split saves is not counted": ("saved = out[\"beside\"].get(\"serving\", 0) * (1 - served / ways)", "saved = 0.0"),
+    },
+    ("marl_llm/planning/programs.py", "tests/experiments/test_plan.py"): {
+        "an update's kernels are not found": ("any(name in text for name in kernels)", "False"),
     },
 }

@@ -52,7 +52,7 @@ _JSON = flags.DEFINE_bool("json", False, "One JSON line instead of the table.", 
 def main(argv) -> None:
     """The command."""
     from marl_llm.planning.plan_table import table
-    from marl_llm.planning.programs import plan
+    from marl_llm.planning.plans import plan
 
     if _CONFIG.value is None:
         raise ConfigError("--config is missing, e.g. --config=experiments/configs/plan_path_10x10.py")

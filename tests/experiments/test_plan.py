@@ -16,12 +16,13 @@ import pytest
 import experiments.configs
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import PRESETS, LoraConfig, ModelConfig, for_platform, init_params, make_model_config, tree_kernel, tree_kernel_gpu
-from marl_llm.planning import programs as command
+from marl_llm.planning import plans
 from marl_llm.planning.engine_programs import engine_figures, engine_programs, step_reads
 from marl_llm.planning.plan_devices import GPUS, PlanError, mesh_axes
 from marl_llm.planning.plan_table import measured_lines, table
+from marl_llm.planning.plans import _update_flops, plan
 from marl_llm.planning.program_costs import ProgramText
-from marl_llm.planning.programs import PlanSizes, _update_flops, plan
+from marl_llm.planning.programs import PlanSizes, memory, programs
 from marl_llm.runs.command import ConfigError
 from marl_llm.sampling import EngineConfig
 from marl_llm.sampling.model_runner import page_bytes
@@ -190,7 +191,7 @@ def test_the_phases_of_adapters_are_those_of_their_base():
 
 def test_a_start_that_does_not_fit_is_no_plan_that_fits(monkeypatch):
     assert plan(config_of("qwen3-0.6b"), "h200:8", "", 128, 64, 0, False)["fits"]
-    monkeypatch.setattr(command, "phases", lambda *_: {"start": roofline.CHIPS["h200"].memory})
+    monkeypatch.setattr(plans, "phases", lambda *_: {"start": roofline.CHIPS["h200"].memory})
     assert not plan(config_of("qwen3-0.6b"), "h200:8", "", 128, 64, 0, False)["fits"]
 
 
@@ -275,10 +276,10 @@ def test_every_chip_that_is_no_tpu_can_be_compiled_for():
 
 def test_imitation_is_planned_where_a_run_begins_with_it():
     config = config_of()
-    assert command.sizes_of(config).sft
+    assert plans.sizes_of(config).sft
     config.sft.run = "runs/other"
-    assert not command.sizes_of(config).sft
-    assert not command.sizes_of(of_text("qwen3-1.7b")).sft
+    assert not plans.sizes_of(config).sft
+    assert not plans.sizes_of(of_text("qwen3-1.7b")).sft
 
 
 def test_without_a_word_large_meshes_get_tensor_four():
@@ -303,7 +304,7 @@ def test_a_plan_takes_the_mesh_of_its_config():
 @pytest.mark.parametrize("fields", [dict(entropy_quantile=0.2), dict(off_policy_kl=0.1), dict(rollout_correction="truncate")], ids=str)
 def test_what_a_recipes_update_needs_is_planned_too(fields):
     config = ModelConfig(vocab_size=64, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
-    lowered, *_ = command.programs(PlanSizes(make_recipe("at_grpo", group_size=2, **fields), config, 1, 4, 2), make_mesh(1), 2, 2)
+    lowered, *_ = programs(PlanSizes(make_recipe("at_grpo", group_size=2, **fields), config, 1, 4, 2), make_mesh(1), 2, 2)
     assert lowered["update"].as_text()
 
 
@@ -312,14 +313,14 @@ def test_the_planned_programs_compile_on_a_mesh_of_this_machine():
     config = ModelConfig(vocab_size=64, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=8, feed_forward=16, remat="full")
     mesh = make_mesh(1, 4, 2)
     recipe = make_recipe("at_grpo", group_size=2)
-    lowered, params, state, copy = command.programs(PlanSizes(recipe, config, 1, 6, 3, sft=True), mesh, 4, 4)
+    lowered, params, state, copy = programs(PlanSizes(recipe, config, 1, 6, 3, sft=True), mesh, 4, 4)
     assert set(lowered) == {"update", "sampler", "sft"}
     whole = config.parameters * 4
     assert whole / 8 <= params <= whole / 4  # norms are not split
     assert state == pytest.approx(2 * params, rel=0.01)
     assert copy > 1.5 * params
     for program in lowered.values():
-        figures = command.memory(program.compile())
+        figures = memory(program.compile())
         assert figures["peak"] >= figures["arguments"] > 0
 
 
@@ -462,9 +463,9 @@ def test_critics_and_references_are_counted():
 
 def test_critics_have_programs_of_their_own_shape():
     config = ModelConfig(vocab_size=64, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
-    own, plain, *_ = command.programs(PlanSizes(make_recipe("ppo"), config, 1, 4, 2, critic="own"), make_mesh(1), 2, 0)
+    own, plain, *_ = programs(PlanSizes(make_recipe("ppo"), config, 1, 4, 2, critic="own"), make_mesh(1), 2, 0)
     assert set(own) == {"update", "critic"}
-    head, more, *_ = command.programs(PlanSizes(make_recipe("ppo"), config, 1, 4, 2, critic="head"), make_mesh(1), 2, 0)
+    head, more, *_ = programs(PlanSizes(make_recipe("ppo"), config, 1, 4, 2, critic="head"), make_mesh(1), 2, 0)
     assert set(head) == {"update"}
     assert more == plain + 4 * (16 + 1)  # the value head lies on the policy
 
@@ -472,11 +473,11 @@ def test_critics_have_programs_of_their_own_shape():
 def test_the_update_of_adapters_is_the_one_that_is_planned():
     config = ModelConfig(vocab_size=64, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=8, feed_forward=16, remat="full")
     recipe, lora = make_recipe("at_grpo", group_size=2), LoraConfig(rank=2)
-    lowered, params, state, copy = command.programs(PlanSizes(recipe, config, 1, 4, 2, lora=lora), make_mesh(1), 2, 0)
+    lowered, params, state, copy = programs(PlanSizes(recipe, config, 1, 4, 2, lora=lora), make_mesh(1), 2, 0)
     assert set(lowered) == {"update"}  # the engine samples
     assert state == pytest.approx(2 * params, rel=0.01)
     assert params < copy / 2
-    assert command.memory(lowered["update"].compile())["arguments"] > config.parameters * 4  # the base is one
+    assert memory(lowered["update"].compile())["arguments"] > config.parameters * 4  # the base is one
 
 
 PRINTED = sorted((pathlib.Path(__file__).parents[2] / "docs" / "printed_plans").glob("*.txt"))

@@ -20,7 +20,7 @@ from benchmarks import resume  # noqa: E402
 from marl_llm.cli import chat, compare, export, rescore, serve  # noqa: E402
 from marl_llm.cli.collect import read_groups, table  # noqa: E402
 from marl_llm.models import log_prob_gap_bound  # noqa: E402
-from marl_llm.planning.programs import plan as plan_of  # noqa: E402
+from marl_llm.planning.plans import plan as plan_of  # noqa: E402
 from marl_llm.reporting import read_episodes, read_metrics, read_tokens, validate_episode  # noqa: E402
 from marl_llm.runs import (  # noqa: E402
     building,

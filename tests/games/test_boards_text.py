@@ -27,7 +27,7 @@ from marl_llm.games.sudoku.puzzles import (  # noqa: E402
 )
 from marl_llm.games.sudoku.text import fill, read_fills, unsolved, write_fills  # noqa: E402
 from marl_llm.games.sudoku.text import solution as solved_grid  # noqa: E402
-from marl_llm.planning.programs import plan as plan_of  # noqa: E402
+from marl_llm.planning.plans import plan as plan_of  # noqa: E402
 from marl_llm.runs import base  # noqa: E402
 from marl_llm.runs.resolve import resolve  # noqa: E402
 from marl_llm.workflows import Assignment, Controller, FormatError, RoleCall, Scripted, Task, WorkflowError  # noqa: E402

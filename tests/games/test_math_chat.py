@@ -13,7 +13,7 @@ from marl_llm.games import make_game
 from marl_llm.games.maths import ChatTools, chat_roles, load_competition, math_chat, understood_by
 from marl_llm.games.maths.chat import cut_middle, fenced, read_execution, read_solution, read_verdict
 from marl_llm.games.maths.competitions import check_apart, pool_of
-from marl_llm.planning.programs import plan as plan_of
+from marl_llm.planning.plans import plan as plan_of
 from marl_llm.tools.maths import MathsChecker
 from marl_llm.tools.results import success
 from marl_llm.workflows import Assignment, Controller, FormatError, Scripted, Task, WorkflowError, shared

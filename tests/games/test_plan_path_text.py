@@ -25,7 +25,7 @@ from marl_llm.games.plan_path.grid import left, shortest, walker  # noqa: E402
 from marl_llm.games.plan_path.maps import fingerprint, map_from_rows, rows_of  # noqa: E402
 from marl_llm.games.plan_path.text import plan_path_text  # noqa: E402
 from marl_llm.games.programs import ANSWER_STATES, PROGRAM_STATES, _pay, measured, program_runner, read_moves  # noqa: E402
-from marl_llm.planning.programs import plan as plan_of  # noqa: E402
+from marl_llm.planning.plans import plan as plan_of  # noqa: E402
 from marl_llm.text import ByteTokenizer  # noqa: E402
 from marl_llm.tools.results import FailureKind, failed  # noqa: E402
 from marl_llm.tools.sandbox import Limits  # noqa: E402
