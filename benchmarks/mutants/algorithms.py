@@ -139,6 +139,8 @@ FAULTS = {
     (A + "recipes.py", T + "test_recipes.py"): {
         "a model changes what is the team's": ("check_known(\"recipe field of a model\", field, LOSS_FIELDS)", "check_known(\"recipe field of a model\", field, FIELDS)"),
         "an option without effect passes": ("if idle and field in overrides:", "if False:"),
+    },
+    (A + "recipe_rules.py", T + "test_recipes.py"): {
         "cispo is clipped as the ratio": ('"cispo": (1.0, 4.0)', '"cispo": (0.2, 0.2)', T + "test_recipe_fields.py"),
         "a tree may wait for its outcome": ('r.sampling == "tree" and r.returns in (', 'r.sampling == "none" and r.returns in ('),
     },

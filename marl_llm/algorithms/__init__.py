@@ -84,9 +84,9 @@ from marl_llm.algorithms.losses import (
 from marl_llm.algorithms.paid import returns_for
 from marl_llm.algorithms.published import RECIPES, make_recipe
 from marl_llm.algorithms.ratios import importance_weights, kept_log_mass, kept_tokens, token_log_probs, untruncate
+from marl_llm.algorithms.recipe_rules import FUNCTIONS
 from marl_llm.algorithms.recipes import (
     FIELDS,
-    FUNCTIONS,
     LOSS_FIELDS,
     SAMPLER_FIELDS,
     TRAINER_FIELDS,

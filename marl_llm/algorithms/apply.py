@@ -21,7 +21,8 @@ from marl_llm.algorithms.credit import counterfactual_returns
 from marl_llm.algorithms.functions import own_advantages
 from marl_llm.algorithms.groups import group_ids, group_keys, group_stats, mixed_share
 from marl_llm.algorithms.policy_terms import correct, policy_term, tokens_kept
-from marl_llm.algorithms.recipes import CENTER, TO_GO, Recipe
+from marl_llm.algorithms.recipe_rules import CENTER, TO_GO
+from marl_llm.algorithms.recipes import Recipe
 
 
 @typing.no_type_check  # as a pytree it may hold tracers, shapes or None; advantages_for checks what it reads

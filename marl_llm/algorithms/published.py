@@ -1,7 +1,8 @@
 """The published recipes, as `Recipe` values: what their texts say, and what their authors' code is known to do instead."""
 
 from marl_llm.algorithms._arrays import check_choice
-from marl_llm.algorithms.recipes import CLIPS, FIELDS, Recipe, check_known, refuse_idle
+from marl_llm.algorithms.recipe_rules import CLIPS, check_known
+from marl_llm.algorithms.recipes import FIELDS, Recipe, refuse_idle
 from marl_llm.old_names import convert_recipe_fields
 
 _PAPER = {

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marl_llm.algorithms import Recipe, Samples
-from marl_llm.algorithms.recipes import GROUPED
+from marl_llm.algorithms.recipe_rules import GROUPED
 from marl_llm.training.packing import Tokens
 from marl_llm.training.update import compute_advantages
 

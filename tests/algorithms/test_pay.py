@@ -10,7 +10,7 @@ import pytest
 
 from marl_llm.algorithms import RECIPES, Samples, make_recipe, pay_reach
 from marl_llm.algorithms.apply import _charged_returns
-from marl_llm.algorithms.recipes import CHOICES
+from marl_llm.algorithms.recipe_rules import CHOICES
 
 PLAYS, TURNS, AGENTS = 2, 3, 2
 PLAY, TURN, AGENT = (x.ravel() for x in np.meshgrid(*map(np.arange, (PLAYS, TURNS, AGENTS)), indexing="ij"))

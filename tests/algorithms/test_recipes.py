@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import marl_llm.algorithms as rl
-from marl_llm.algorithms.recipes import CHOICES
+from marl_llm.algorithms.recipe_rules import CHOICES
 
 PUBLISHED = [(name, "paper") for name in rl.RECIPES] + [(name, "released") for name in ("at_grpo", "magrpo", "dr_mas", "mappa")]
 
