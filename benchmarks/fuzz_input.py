@@ -68,10 +68,10 @@ class Heard:
 Door = Callable[[Input], Heard]
 
 
-def refused(kinds: type[Exception] | tuple[type[Exception], ...], read: Callable[[Any], Any], said: Any) -> Any:
-    """What `read` makes of it; None where it is refused by the exception that says so to its caller."""
+def refused(kinds: type[Exception] | tuple[type[Exception], ...], read: Callable[[Any], Any], value: Any) -> Any:
+    """What `read` makes of the value; None where that is refused by the exception that says so to its caller."""
     try:
-        return read(said)
+        return read(value)
     except kinds:
         return None
 

@@ -107,7 +107,7 @@ def measure(args) -> int:
 
         flags = [f"--load={folder}", f"--devices={args.devices}", *(["--stacked"] if args.stacked else [])]
         running = [subprocess.Popen([*me, *flags, f"--how={how(rank)}"], cwd=ROOT, env=env, **pipe) for rank in range(args.processes)]
-        lines = [json.loads(next(line for line in said.splitlines() if line.startswith('{"process"'))) for said in finish(running)]
+        lines = [json.loads(next(line for line in output.splitlines() if line.startswith('{"process"'))) for output in finish(running)]
     for line in lines:
         print(json.dumps(line))
     return int(any(line["over_mib"] > args.slack_mib for line in lines))

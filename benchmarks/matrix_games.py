@@ -41,11 +41,11 @@ def measured(team, config, seed: int, plays: int) -> dict:
     team.start_rl()
     for step in range(start, start + config.steps):
         team.learn(team.play(step, first=step, count=config.rollout.tasks), config.optimizer.learning_rate)
-    found = team.evaluate({}, "test", 1, plays=plays, temperature=1.0)
+    evaluation = team.evaluate({}, "test", 1, plays=plays, temperature=1.0)
     joint = team.game.tables[0]
-    shares = [one.team["outcome"] for one in found.outcomes]
+    shares = [outcome.team["outcome"] for outcome in evaluation.outcomes]
     utility = float(joint.min() + (joint.max() - joint.min()) * sum(shares) / len(shares))
-    return {"seed": seed, "utility": utility, "best_cell": found.success}
+    return {"seed": seed, "utility": utility, "best_cell": evaluation.success}
 
 
 def setting(name: str, seeds: int, plays: int) -> list[dict]:
@@ -61,9 +61,10 @@ def setting(name: str, seeds: int, plays: int) -> list[dict]:
         _, first, second = plan.game.tables
         cells = ", ".join(f"({i + 1},{j + 1})" for i, j in nash_equilibria(first, second))
         mixed = mixed_equilibrium(first, second)
-    said = "joint reward" if name == "joint" else cells + (f"; mixed p={mixed[0]:g} q={mixed[1]:g}, utility {mixed[2]:g}" if mixed else "")
+    mixture = f"; mixed p={mixed[0]:g} q={mixed[1]:g}, utility {mixed[2]:g}" if mixed else ""
+    equilibria = "joint reward" if name == "joint" else cells + mixture
     for row in rows:
-        row["equilibria"] = said
+        row["equilibria"] = equilibria
     return rows
 
 

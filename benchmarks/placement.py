@@ -30,8 +30,8 @@ def main() -> None:
     names = ("sequence", "parallel", "update")
     print("| N |" + "".join(f" K = {k}: {name} |" for k in CANDIDATES for name in names) + "\n" + "|---" * (1 + 3 * len(CANDIDATES)) + "|")
     for n in range(1, 8):
-        found = [placements(shape, CHIPS[chip], n, int(devices), branches=k, **sizes) for k in CANDIDATES]
-        cells = [f"{one['shared'][name]:.3f} / {one['split'][name]:.3f}" for one in found for name in names]
+        estimates = [placements(shape, CHIPS[chip], n, int(devices), branches=k, **sizes) for k in CANDIDATES]
+        cells = [f"{estimate['shared'][name]:.3f} / {estimate['split'][name]:.3f}" for estimate in estimates for name in names]
         print(f"| {n} | " + " | ".join(cells) + " |")
 
 

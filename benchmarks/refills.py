@@ -72,7 +72,7 @@ def trained(seed: int, options: argparse.Namespace, refills: int) -> dict:
         while tokens < options.tokens:
             batch = team.play(len(steps), len(steps) * options.tasks, options.tasks)
             tokens += int(batch.figures["sampled_tokens"])
-            tied = [found["tied_share"] for found in team.learn(batch, RATE).values()]
+            tied = [figures["tied_share"] for figures in team.learn(batch, RATE).values()]
             signal = batch.figures.get("refills/signal_after", 1 - statistics.mean(tied))
             played = batch.figures.get("refills/tasks", float(options.tasks))
             steps.append((batch.figures.get("refills/signal_before", signal), signal, played / options.tasks))

@@ -59,18 +59,18 @@ def first_steps(folder: pathlib.Path, cache: pathlib.Path, number: int) -> tuple
 
 def brought_along(package: str = "marl_llm") -> set[str]:
     """Names of all packages that a package needs without extras, by what is installed here."""
-    found, waiting = set(), [package]
+    names, waiting = set(), [package]
     while waiting:
         name = waiting.pop()
-        if name in found:
+        if name in names:
             continue
-        found.add(name)
+        names.add(name)
         try:
             needs = importlib.metadata.requires(name) or []
         except importlib.metadata.PackageNotFoundError:  # for another platform or version of Python
             continue
         waiting += [re.match(r"[\w.-]+", need)[0].lower() for need in needs if "extra ==" not in need]
-    return found
+    return names
 
 
 def main(argv) -> None:

@@ -93,7 +93,7 @@ def shown(run: StoredRun) -> tuple[str, int]:
     for play in reversed(plays):
         spread = {}
         for number in range(len(run.play(play)["steps"])):
-            paid = [one["team"] + one["local"] for one in run.group(play, number)]
+            paid = [sample["team"] + sample["local"] for sample in run.group(play, number)]
             spread[number] = max(paid, default=0.0) - min(paid, default=0.0)
         if max(spread.values(), default=0.0) > 0.0:
             return play, max(spread, key=spread.get)
