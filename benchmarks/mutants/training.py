@@ -29,6 +29,24 @@ FAULTS = {
     (R + "outside_teachers.py", T + "test_privileged.py"): {
         "a teacher reads what its student reads": ("prompt if privileged[number] is None else", "prompt if True else"),
     },
+    (R + "centralised.py", T + "test_centralised.py"): {
+        "a critic reads what is said at the same time": ("*((read, b\"\") for read in together)", "*((read, read) for read in together)"),
+        "a critic reads what is said later": ("for j in play if time[j] < time[i]]", "for j in play if time[j] <= time[i]]"),
+        "a critic reads its own role alone": (
+            "before = [spoken(j) for j in play if time[j] < time[i]]",
+            "before = [spoken(j) for j in play if time[j] < time[i] and table.agent[j] == table.agent[i]]",
+        ),
+        "a conversation is read twice": ("[text for text in texts if not read.startswith(text)] + [", "texts + ["),
+        "the oldest of a history is kept": ("history[len(history) - kept[-1] :]", "history[: kept[-1]]"),
+        "the drawn response decides what is cut": ("- int(table.budget[i])", "- int(tokens.size[i])"),
+    },
+    (R + "centralised.py", T + "test_centralised_play.py"): {
+        "hosted play reads its last event alone": (".union(*(ancestors.get(parent, ()) for parent in event.parents))", ""),
+        "hosted play reads no prompts of the same time": (" if e.parents == call.parents]", " if False]"),
+    },
+    (R + "critic.py", T + "test_centralised.py"): {
+        "a critic is never centralised": ("return tokens.joint if options.centralised else tokens", "return tokens"),
+    },
     ("marl_llm/runs/contradictions.py", "tests/runs/test_own_options.py"): {
         "options that no optimizer reads stand": ("(key in changed and idle and len(idle) == len(of_models),", "(False,"),
         "options that a model's optimizer does not read stand": ("(own, f\"models.{[*own, ''][0]}.optimizer", "(False, f\"models.{[*own, ''][0]}.optimizer"),

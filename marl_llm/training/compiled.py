@@ -23,6 +23,7 @@ from marl_llm.rollout import Player, model_player, scripted_player
 from marl_llm.sampling import SamplingParams
 from marl_llm.training import processes
 from marl_llm.training.batch import Batch, from_pool
+from marl_llm.training.centralised import check_centralised, of_compiled
 from marl_llm.training.league import League, LeagueMatch, LeagueOptions, league_conflict, learning_samples
 from marl_llm.training.learner import PROGRAMS, ModelSpec
 from marl_llm.training.packing import Tokens
@@ -76,6 +77,8 @@ class CompiledTeam(Team):
                 raise WorkflowError(f"model {name!r} is {type(model).__name__}: compiled play knows policies only; play {game.name} hosted")
         if options.recipe.joint == "cross":
             raise WorkflowError(f"joint='cross': compiled play pairs no responses; play {game.name} hosted")
+        if options.centralised:
+            check_centralised(options.recipe, assignment)
         if type(game).__hash__ is None:
             raise WorkflowError(f"{game.name} has no hash, for its options may change: make it a frozen dataclass (frozen=True)")
         league = league or LeagueOptions()
@@ -127,6 +130,9 @@ class CompiledTeam(Team):
         if matches:
             table.where[:] &= learning_samples(matches, self.roles, table)
         version = np.asarray([self.learners[self.assignment.roles[role]].version for role in self.roles], np.int32)[table.agent]
+        if self.options.centralised:
+            tokens, read = of_compiled(self.game.stages, tokens, table, self.options.row_tokens)
+            figures = figures | read
 
         def record(count: int, when: str, advantages: np.ndarray | None = None) -> list[tuple[dict, dict]]:
             by_sample = {} if advantages is None else self._worth(table, tokens, advantages)

@@ -27,6 +27,7 @@ from marl_llm.sampling.requests import Generator, SamplingParams
 from marl_llm.serving import PolicyAnswers, policy_answers
 from marl_llm.training import processes
 from marl_llm.training.batch import Batch, demonstrations, from_table
+from marl_llm.training.centralised import check_centralised, of_hosted
 from marl_llm.training.corrections import corrected
 from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.mesh import own_mesh, serving_mesh
@@ -135,6 +136,8 @@ class HostedTeam(Team):
         self._own()
         if recipe.joint == "cross":
             check_cross(environment.workflow)
+        if options.centralised:
+            check_centralised(options.recipe, assignment, environment, self._renderers())
         taught = {role: teacher for spec in specs.values() for role, teacher in spec.teachers.items()}
         self._contexts = {role: teacher.context for role, teacher in taught.items() if isinstance(teacher, SelfTeacher)}
         self._training = self._training_controller(trained)
@@ -281,6 +284,9 @@ class HostedTeam(Team):
             figures["mixed_share"] = float(np.mean([s.call.versions is not None for s in trained])) if trained else 0.0
         figures |= self._current.draft_figures() if self._options.draft_tokens else {}
         figures |= self._coaching.looked(figures) if self._coaching else {}
+        if self.options.centralised:
+            tokens, read = of_hosted(rollout, samples, tokens, table, self.options.row_tokens)
+            figures |= read
         better = corrected(rollout, samples, self._renderers()) if self.corrections else None
         record, prompts = self._recorder(rollout, samples), self._privileged(rollout, samples)
         return Batch(step, self.roles, tokens, table, version, figures, record, better, rollout, privileged=prompts)

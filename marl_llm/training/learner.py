@@ -187,7 +187,7 @@ class Learner:
         policy = self._policy(trained) if own is None else self._placed(TrainState(own, self.options.optimizer.init(own)))
         self.trained, self.version = Trained(policy), 0
         self.began_with(policy.params)
-        if self.options.has_critic and self.options.critic == "own":
+        if self.options.own_critic:
             self.trained = Trained(policy, self._policy(with_value_head(self.params)))
 
     def began_with(self, trained: dict) -> None:

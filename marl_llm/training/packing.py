@@ -116,6 +116,7 @@ class Tokens:
       names: of the samples, for messages.
       kept_ids: of all response tokens, the tokens that they were drawn from, -1 behind them; None: the whole vocabulary.
       shape: of rows; None: by what they hold, see `pack`.
+      joint: the same responses behind what a centralised critic reads, see `training.centralised`; None: nobody reads it.
     """
 
     ids: Int[Any, "X"]
@@ -129,6 +130,7 @@ class Tokens:
     names: Sequence[str] | None = None
     shape: RowShape | None = None
     kept_ids: Int[Any, "Y M"] | None = None
+    joint: Tokens | None = None
 
     def __len__(self) -> int:
         return len(self.size)

@@ -27,7 +27,7 @@ from marl_llm.algorithms import Recipe, Samples, advantages_for, count_for, entr
 from marl_llm.models import LoraConfig, ModelConfig, TokenScores, score_packed
 from marl_llm.sampling.sequences import bucket
 from marl_llm.training.batch import by_identity, columns_of, rows_of
-from marl_llm.training.critic import critic_loss, explained_variance
+from marl_llm.training.critic import critic_loss, explained_variance, read_by_critic, value_step
 from marl_llm.training.distillation import Frozen, Teaching, add_distillation, agents_beside, score_taught
 from marl_llm.training.mesh import compiled_step, data_axis, summed
 from marl_llm.training.minibatches import minibatches_of, over_minibatches, prompts_of
@@ -76,7 +76,8 @@ class LearnerOptions:
       row_tokens: budget of a packed row; no sample may be longer.
       minibatch: prompts per optimizer step, over all devices. epochs: passes over a step's samples.
       microbatch_tokens: tokens of packed rows whose activations live at a time on a device; a row is never cut. 0: all at once.
-      critic: where the recipe has one: "own", a network of the policy's shape, or "head", a value head on the policy itself.
+      critic: where the recipe has one: "own", a network of the policy's shape, "head", a value head on the policy itself, or
+        "centralised", an own network that also reads what all roles have read and said before, see `training.centralised`.
 
     Raises `ValueError` naming a size that no update can have, or an unknown kind of critic.
     """
@@ -103,6 +104,16 @@ class LearnerOptions:
         return self.recipe.advantage_estimator == "critic"
 
     @property
+    def own_critic(self) -> bool:
+        """Whether values are those of a network beside the policy."""
+        return self.has_critic and self.critic != "head"
+
+    @property
+    def centralised(self) -> bool:
+        """Whether values are read behind what all roles have read and said."""
+        return self.has_critic and self.critic == "centralised"
+
+    @property
     def charges_kl(self) -> bool:
         """Whether the KL to the reference is taken off the rewards."""
         return bool(self.recipe.kl_coef) and self.recipe.kl_where == "reward"
@@ -113,7 +124,7 @@ class LearnerOptions:
         return {name: getattr(self, name) for name in ("row_tokens", "minibatch", "microbatch_tokens")}
 
 
-CRITICS = ("own", "head")
+CRITICS = ("own", "head", "centralised")
 
 
 @functools.lru_cache(32)
@@ -198,23 +209,6 @@ def policy_step(
     return compiled_step(step, config, mesh, (P(), P(), P(), P("data"), P("data"), P(), P(), P()), 3)
 
 
-def value_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Callable:
-    """`(critic, rows, arrays, learning_rate) -> (critic, metrics, gap)`, compiled."""
-    axis = data_axis(mesh)
-
-    def step(critic: TrainState, rows: PackedRows, arrays: dict, learning_rate):
-        part, count, most = cut((rows, arrays), options.microbatch_tokens, axis)
-
-        def loss(params, j):
-            microbatch, columns = part(j)
-            values, _ = packed_values(config, params, microbatch)
-            return critic_loss(options.recipe, values, columns["values"], columns["targets"], response_where(microbatch))
-
-        return exact_step(critic, loss, count, most, learning_rate, options.optimizer, axis)
-
-    return compiled_step(step, config, mesh, (P(), P("data"), P("data"), P()), 3)
-
-
 def _run_critic(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Callable:
     """`(params, reference, tokens, table, chosen, kl_coef) -> (Advantages, values, targets)`: the critic before any step, `[S, R]`."""
     recipe = options.recipe
@@ -223,7 +217,7 @@ def _run_critic(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Cal
     run = jax.jit(lambda t, beta: (*advantages_for(recipe, t, kl_coef=beta)[:2], value_targets_for(recipe, t, kl_coef=beta)))
 
     def judge(params, reference, tokens: Tokens, table: Samples, chosen: np.ndarray, kl_coef):
-        values = value_all(params, tokens, chosen)
+        values = value_all(params, read_by_critic(options, tokens), chosen)
         charge = token_kl(reference, tokens, chosen) if options.charges_kl else np.zeros_like(values)
         size = bucket(len(chosen), 64, growth=4)
 
@@ -265,10 +259,9 @@ class Update:
       teaching: which agents learn from teachers; None: nobody.
 
     Metrics, floats: loss, entropy, approx_kl, ratio, clip_low, clip_high and kl (means over the units of all steps), grad_norm,
-    log_prob_gap
-    (largest |sampler − scorer| in nats before the first step), updates, groups (prompts of this model), groups_with_signal (of these,
-    prompts
-    that were scored), packing (share of the rows' tokens that are not padding), tied_share/<agent number>, and those of `advantages_for`;
+    log_prob_gap (largest |sampler − scorer| in nats before the first step), updates, groups (prompts of this model), groups_with_signal
+    (of these, prompts that were scored), packing (share of the rows' tokens that are not padding), tied_share/<agent number>, and those of
+    `advantages_for`;
     with a critic also value_loss (clipped), value_error (not clipped), values_mean, explained_variance and, for its own network,
     critic_grad_norm. One compilation per shape of rows, see `Tokens.pack`.
 
@@ -284,12 +277,11 @@ class Update:
         teaching: Teaching | None = None,
     ):
         self.options, self.recipe, self.lora = options, options.recipe, lora
-        self._own_critic = options.has_critic and options.critic == "own"
         head = options.has_critic and options.critic == "head"
         judging, self._teaching = _check(options, config, lora, teaching), teaching
         self._devices = mesh.shape["data"] if data_axis(mesh) else 1
         self._act = policy_step(options, judging if head else config, mesh, lora, head, teaching)
-        self._learn_values = value_step(options, judging, mesh) if self._own_critic else None
+        self._learn_values = value_step(options, judging, mesh) if options.own_critic else None
         self._run_critic = _run_critic(options, judging, mesh) if options.has_critic else None
         self._charged = options.charges_kl and not options.has_critic
         self._token_kl = make_token_kl(self.recipe, config, mesh, **options.sizes)
@@ -338,7 +330,7 @@ class Update:
         """
         recipe, options = self.recipe, self.options
         check_base(base, self.lora)
-        if (trained.critic is not None) != self._own_critic:
+        if (trained.critic is not None) != options.own_critic:
             raise ValueError("Trained.critic is given exactly where the recipe has a critic with a network of its own")
         tokens = tokens if isinstance(tokens, Tokens) else Tokens.of(tokens)
         table, plays = columns_of(tokens, table), np.asarray(plays)
@@ -349,7 +341,7 @@ class Update:
         beta = np.float32(recipe.kl_coef if kl_coef is None else kl_coef)
         critic_arrays = {}
         if self._run_critic is not None:
-            judge = trained.critic if self._own_critic else trained.policy
+            judge = trained.critic if options.own_critic else trained.policy
             advantages, values, targets = self._run_critic(judge.params, reference, tokens, table, samples, beta)
             critic_arrays = {"values": values, "targets": targets}
         elif advantages is None:
@@ -360,8 +352,8 @@ class Update:
         frozen, minibatches = Frozen(reference, teachers), minibatches_of(prompts, options.minibatch, options.epochs, seed)
 
         def packed(chosen: list[int]) -> tuple[PackedRows, dict]:
-            rows = tokens.pack(chosen, options.row_tokens, self._devices, few_shapes(options.microbatch_tokens))
-            arrays = {name: by_row(rows, x) for name, x in critic_arrays.items()} | agents_beside(self._teaching, rows, table.agent)
+            rows = self._pack(tokens, chosen)
+            arrays = self._beside_values(tokens, chosen, rows, critic_arrays) | agents_beside(self._teaching, rows, table.agent)
             arrays |= {} if taught is None else taught.beside(tokens, rows)
             spread = per_sample if advantages.estimates.ndim == 1 else by_row
             return rows, arrays | {"advantages": spread(rows, advantages.estimates)}
@@ -373,11 +365,11 @@ class Update:
 
         def take(trained: Trained, number: int, rows: PackedRows, arrays: dict):
             arrays |= {"old": np.zeros(rows.targets.shape, np.float32) if number == 0 else old[number - 1]}
-            numbers = scalars | {"first_step": np.bool_(number == 0)}
-            return self._step(trained, (base, frozen, rows, arrays, numbers, scales[number]), rates)
+            numbers, of_critic = scalars | {"first_step": np.bool_(number == 0)}, arrays.pop("critic", None)
+            return self._step(trained, (base, frozen, rows, arrays, numbers, scales[number]), of_critic, rates)
 
         trained, figures = over_minibatches(take, trained, minibatches, packed)
-        if options.has_critic and not self._own_critic:
+        if options.has_critic and not options.own_critic:
             figures["loss"] += recipe.value_coef * figures["value_loss"]
         return trained, metrics | figures | {"groups": len(prompts_of(tokens, table, samples)), "groups_with_signal": len(prompts)}
 
@@ -392,13 +384,21 @@ class Update:
             metrics["kl"] = float(np.sum(table.kl[samples]) / max(np.sum(table.tokens[samples]), 1))
         return kept, scored, metrics
 
-    def _step(self, trained: Trained, inputs: tuple, rates: tuple) -> tuple[Trained, dict[str, tuple], Array]:
-        """One step of the policy on `inputs`, see `policy_step`, and of its critic where that is a network of its own."""
+    def _pack(self, tokens: Tokens, chosen: list[int]) -> PackedRows:
+        return tokens.pack(chosen, self.options.row_tokens, self._devices, few_shapes(self.options.microbatch_tokens))
+
+    def _beside_values(self, tokens: Tokens, chosen: list[int], rows: PackedRows, columns: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Columns `[S, R]` of a critic beside rows of the chosen samples; those of an own network with the rows that it reads."""
+        seen = self._pack(read_by_critic(self.options, tokens), chosen) if self.options.centralised else rows
+        arrays = {name: by_row(seen, x) for name, x in columns.items()}
+        return {"critic": (seen, arrays)} if self.options.own_critic else arrays
+
+    def _step(self, trained: Trained, inputs: tuple, of_critic: tuple | None, rates: tuple) -> tuple[Trained, dict[str, tuple], Array]:
+        """One step of the policy on `inputs`, see `policy_step`, and of a critic that is a network of its own on its rows and arrays."""
         policy, parts, gap = self._act(trained.policy, *inputs, rates[0])
-        if not self._own_critic:
+        if of_critic is None:
             return Trained(policy), parts, gap
-        _, _, rows, arrays, *_ = inputs
-        critic, more, _ = self._learn_values(trained.critic, rows, arrays, rates[1])
+        critic, more, _ = self._learn_values(trained.critic, *of_critic, rates[1])
         parts |= {"critic_grad_norm": more["grad_norm"], "value_loss": more["value_loss"], "value_error": more["value_error"]}
         return Trained(policy, critic), parts, gap
 

@@ -398,7 +398,7 @@ def test_two_plays_of_an_instance_never_share_a_prompt_state():
         (dict(epochs=0), "epochs=0"),
         (dict(row_tokens=0), "row_tokens=0"),
         (dict(microbatch_tokens=-3), "microbatch_tokens=-3 must be 0"),
-        (dict(critic="both"), "critic='both' is unknown; the kinds are own, head"),
+        (dict(critic="both"), "critic='both' is unknown; the kinds are own, head, centralised"),
     ],
 )
 def test_law_10_impossible_sizes_are_refused(options, message):
