@@ -38,18 +38,20 @@ def sizes_of(config) -> PlanSizes:
         raise PlanError(f"the trained models {', '.join(trained)} have several lora_ranks; plan them one by one, with assignment=shared")
     lora = LoraConfig(options[0]["lora_rank"], options[0]["lora_alpha"]) if ranks != {None} else None
     sources = len({json.dumps([one.get("path"), one.get("preset")]) for one in options})
-    bases = sources if lora else 0
-    critic = config.optimizer.critic if resolved.recipe.advantage_estimator == "critic" else None
-    critics = len(trained) if critic == "own" else 0
-    lane = config.rollout.max_num_seqs, config.rollout.decode_steps
+    rollout, optimizer = config.rollout, config.optimizer
+    critic = optimizer.critic if resolved.recipe.advantage_estimator == "critic" else None
     if len(shapes) > 1:
         raise PlanError(f"the trained models {', '.join(trained)} have several shapes; plan them one by one, with assignment=shared")
     presets = {resolved.options[name].get("preset") for name in trained} - {None}
     real = [PRESETS[name].get("vocab_size", 0) for name in presets]  # a published model keeps its vocabulary, whatever the game's is
     shape = dataclasses.replace(next(iter(shapes)), vocab_size=max([next(iter(shapes)).vocab_size, *real]))
-    sft = config.sft.steps > 0 and not config.sft.run
-    more = bases, critics, critic, *lane, sft, config.rollout.tensor or 0, sources, teachers, config.rollout.draft_tokens, *optimizers
-    return PlanSizes(resolved.recipe, shape, len(trained), *longest, resolved.hosted, lora, *more)
+    return PlanSizes(
+        resolved.recipe, shape, len(trained), *longest, hosted=resolved.hosted, lora=lora, sources=sources, teachers=teachers,
+        bases=sources if lora else 0, critics=0 if critic in (None, "head") else len(trained), critic=critic, optimizer=optimizers.pop(),
+        critic_tokens=(optimizer.row_tokens or resolved.row_tokens) if critic == "centralised" else 0, max_num_seqs=rollout.max_num_seqs,
+        decode_steps=rollout.decode_steps, draft_tokens=rollout.draft_tokens, served=rollout.tensor or 0,
+        sft=config.sft.steps > 0 and not config.sft.run,
+    )  # fmt: skip
 
 
 def beside(sizes: PlanSizes, adapters: int, copy: float | int, split: int) -> dict[str, float]:
@@ -133,7 +135,8 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
         mesh = make_mesh(data, fsdp, tensor, devices=devices)
         figures, flops, params, state, copy = compile_programs(sizes, mesh, minibatch, 0 if sizes.hosted else environments)
     else:
-        temporary = estimate(shape, k, prompt, response, minibatch / along, tensor) + trained * 4  # and the gradient
+        read, gradient = max(prompt, sizes.critic_tokens - k * response), trained * 4
+        temporary = estimate(shape, k, read, response, minibatch / along, tensor) + gradient
         figures = {"update": {"arguments": params + state, "temporary": temporary, "peak": params + state + temporary}}
         figures["sampler"] = {"arguments": copy, "temporary": cache, "peak": copy + cache}
     more = beside(sizes, adapters, copy, fsdp * tensor)

@@ -16,10 +16,10 @@ class PlanSizes:
       recipe, shape: of the trained models, which have one shape. models: how many they are.
       prompt, response: the longest, in tokens.
       hosted: play has an engine, whose copies stay through the update. lora: of the adapters that are trained, or None.
-      bases: frozen bases under the adapters. critics: critics that are networks of their own. critic: "own", "head", or None.
+      bases: frozen bases under the adapters. critics: critics that are networks of their own. critic: as in `LearnerOptions`, or None.
       max_num_seqs, decode_steps, draft_tokens: of an engine's lane. sft: a run begins with a supervised warm-up. served: devices that
         share a layer's products in an engine; 0: as in the update. sources: checkpoints or random parameters that the models begin from,
-        each read once. teachers: parameters of all teachers together. optimizer: its name.
+        each read once. teachers: parameters of all teachers together. optimizer: its name. critic_tokens: of a centralised critic's rows.
     """
 
     recipe: Any
@@ -40,6 +40,7 @@ class PlanSizes:
     teachers: int = 0
     draft_tokens: int = 0
     optimizer: str = "adamw"
+    critic_tokens: int = 0
 
     @property
     def together(self) -> bool:
@@ -50,8 +51,8 @@ class PlanSizes:
 def programs(sizes: PlanSizes, mesh, minibatch: int, environments: int):
     """`(lowered, bytes of parameters, of optimizer, of the sampling copy)`: programs by name, and bytes per device.
 
-    The programs are `update`, `sampler` (of compiled play; none without `environments`), with `critic="own"` `critic` and, of a run
-    with a supervised warm-up, `sft`. A minibatch is that many rows, each with a prompt and the K responses that were sampled from it. With
+    The programs are `update`, `sampler` (of compiled play; none without `environments`), with an own critic `critic` and, with a warm-up,
+    `sft`. A minibatch is that many rows, each with a prompt and K responses to it; those of a centralised critic have `critic_tokens`. With
     `lora` the parameters are adapters, and their base is an argument of the update.
     """
     import jax
@@ -104,9 +105,11 @@ def programs(sizes: PlanSizes, mesh, minibatch: int, environments: int):
     lowered = {"update": update.lower(policy, base, Frozen(reference), rows, arrays, scalars, whole((), real), whole((), real))}
     if sizes.sft:
         lowered["sft"] = sft_program(options, config, mesh, lora).lower(policy, base, rows, whole((), real))
-    if critic == "own":
+    if critic not in (None, "head"):
+        width = max(length, sizes.critic_tokens)
+        read = {name: whole((minibatch, width), ids) for name in ("tokens", "positions", "segments", "branches")}
         judge = abstract(jax.eval_shape(lambda: make(init_params(judging, jax.random.key(0), stacked=config.uniform))), TRAIN)
-        lowered["critic"] = value_step(options, judging, mesh).lower(judge, rows, arrays, whole((), real))
+        lowered["critic"] = value_step(options, judging, mesh).lower(judge, rows._replace(**read), judged, whole((), real))
 
     low = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(config.compute_dtype)), apart)
     low = abstract(low, SAMPLE, serving_mesh(mesh, sizes.served or None))

@@ -55,7 +55,7 @@ def memory(config: Any, plan: Plan, copies: int = 1) -> dict[str, float | int]:
 
     bases, usage = set(), {"program": PROGRAM, "parameters": 0, "optimizer": 0, "served": 0, "as they began": 0, "pages": 0, "update": 0}
     usage["teachers"] = sum(jnp.dtype(shape.compute_dtype).itemsize * shape.parameters for shape in teacher_shapes(config, plan))
-    critic = config.optimizer.critic == "own" and plan.recipe.advantage_estimator == "critic"
+    critic = config.optimizer.critic != "head" and plan.recipe.advantage_estimator == "critic"
     longest = [max(sizes) for sizes in zip(*plan.budgets.values(), strict=True)]
     for name, shape in plan.shapes.items():
         options, size = plan.options[name], jnp.dtype(shape.compute_dtype).itemsize

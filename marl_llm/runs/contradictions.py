@@ -182,16 +182,33 @@ def _check_sampling(config: config_dict.ConfigDict, plan: Plan) -> None:
 
 
 def _check_critic(config: config_dict.ConfigDict, plan: Plan) -> None:
-    """A critic that the recipe does not have, or that cannot lie on the policy."""
+    """A critic that the recipe does not have, that cannot lie on the policy, or that cannot read all roles."""
     o, none = config.optimizer, plan.recipe.advantage_estimator != "critic"
     adapted = [name for name, options in plan.options.items() if options.get("lora_rank")]
     why = f"would have no effect: recipe {plan.recipe.name} has no critic"
     _refuse_first(
         (none and o.critic_learning_rate is not None, f"optimizer.critic_learning_rate {why}"),
-        (none and o.critic == "head", f"optimizer.critic='head' {why}"),
+        (none and o.critic != "own", f"optimizer.critic={o.critic!r} {why}"),
         (o.critic == "head" and adapted, f"optimizer.critic='head' lies on a policy's own parameters, but {[*adapted, ''][0]} trains "
          "adapters: use 'own'"),
     )  # fmt: skip
+    if o.critic == "centralised":
+        _check_centralised(plan, o.row_tokens or plan.row_tokens)
+
+
+def _check_centralised(plan: Plan, row: int) -> None:
+    """A centralised critic of roles that it cannot read, or that has no room to read them."""
+    from marl_llm.training.centralised import check_centralised  # takes a second to import
+
+    try:
+        check_centralised(plan.recipe, plan.assignment, plan.game if isinstance(plan.game, Environment) else None)
+    except WorkflowError as error:
+        raise ConfigError(f"config.optimizer.{error}") from error
+    if row <= (longest := max(map(sum, plan.budgets.values()))):
+        raise ConfigError(
+            f"config.optimizer.critic='centralised' would have no effect: a row of {row} tokens holds the longest prompt and response, {longest}, "
+            f"and nothing of other roles: set row_tokens, e.g. to {len(plan.budgets) * longest}"
+        )
 
 
 def _check_optimizers(config: config_dict.ConfigDict, plan: Plan) -> None:

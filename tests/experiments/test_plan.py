@@ -458,6 +458,11 @@ def test_critics_and_references_are_counted():
     critics = plan(of_text("qwen3-0.6b", "ppo"), "h200:8", "", 2048, 512, 0, False)
     assert plain["beside"]["critics"] == 0
     assert critics["beside"]["critics"] == pytest.approx(2 * 596_049_920 * 12 / 8)
+    config = of_text("qwen3-0.6b", "ppo")
+    config.optimizer.update(critic="centralised", row_tokens=32_768)
+    central = plan(config, "h200:8", "", 2048, 512, 0, False)
+    assert central["beside"] == critics["beside"]
+    assert central["update"]["temporary"] > 3 * critics["update"]["temporary"]  # its rows are 12.8 times as long
     assert plan(of_text("qwen3-0.6b", "magrpo"), "h200:8", "", 2048, 512, 0, False)["beside"]["references"] == 2 * 596_049_920 * 2 / 8
 
 
@@ -465,6 +470,9 @@ def test_critics_have_programs_of_their_own_shape():
     config = ModelConfig(vocab_size=64, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
     own, plain, *_ = programs(PlanSizes(make_recipe("ppo"), config, 1, 4, 2, critic="own"), make_mesh(1), 2, 0)
     assert set(own) == {"update", "critic"}
+    sizes = PlanSizes(make_recipe("ppo"), config, 1, 4, 2, critic="centralised", critic_tokens=32)
+    central, *_ = programs(sizes, make_mesh(1), 2, 0)
+    assert ["tensor<2x32xi32>" in lowered["critic"].as_text() for lowered in (own, central)] == [False, True]
     head, more, *_ = programs(PlanSizes(make_recipe("ppo"), config, 1, 4, 2, critic="head"), make_mesh(1), 2, 0)
     assert set(head) == {"update"}
     assert more == plain + 4 * (16 + 1)  # the value head lies on the policy

@@ -212,8 +212,9 @@ def changed(file="search_parallel", variant="", **values):
         ({"optimizer__weight_decay": -0.1}, r"config\.optimizer\.weight_decay=-0\.1 must be 0 or more"),
         ({"hosted": True}, r"config\.hosted=True would have no effect: a workflow is always played hosted"),
         ({"optimizer__row_tokens": 99}, r"optimizer\.row_tokens=99 is less than a role's longest prompt and response, 100"),
-        ({"optimizer__critic": "both"}, r"config\.optimizer\.critic='both' is not one of own, head"),
+        ({"optimizer__critic": "both"}, r"config\.optimizer\.critic='both' is not one of own, head, centralised"),
         ({"optimizer__critic": "head"}, r"config\.optimizer\.critic='head' would have no effect: recipe grpo has no critic"),
+        ({"optimizer__critic": "centralised"}, r"config\.optimizer\.critic='centralised' would have no effect: recipe grpo has no critic"),
         ({"optimizer__critic_learning_rate": 1e-3}, r"optimizer\.critic_learning_rate would have no effect: recipe grpo has no critic"),
         ({"recipe__name": "gpro"}, "gpro"),
         ({"recipe__group_size": 0}, "group_size"),
@@ -247,6 +248,11 @@ def test_what_contradicts_a_recipe_with_a_critic_is_refused():
         changed("plan_code_reflect", "ppo", optimizer__critic="head", model__lora_rank=4),
         r"config\.optimizer\.critic='head' lies on a policy's own parameters, but planner trains adapters: use 'own'",
     )
+    row = max(map(sum, good.budgets.values()))
+    central = {"optimizer__critic": "centralised", "optimizer__row_tokens": row}
+    message = rf"config\.optimizer\.critic='centralised' would have no effect: a row of {row} .*: set row_tokens, e\.g\. to {3 * row}"
+    refused(changed("plan_code_reflect", "ppo", **central), message)
+    assert resolve(changed("plan_code_reflect", "ppo", **central | {"optimizer__row_tokens": 3 * row})).recipe == good.recipe
 
 
 def test_a_flag_may_exchange_the_recipe_of_a_config_with_a_critic():
