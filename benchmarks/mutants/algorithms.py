@@ -17,6 +17,10 @@ FAULTS = {
             "jnp.sum(mixed) / jnp.maximum(jnp.sum(in_use), 1)", "jnp.sum(mixed) / jnp.maximum(mixed.shape[0], 1)"
         ),
     },
+    (A + "distillation.py", T + "test_distillation.py"): {
+        "each token of a span has its whole gap": (" / jnp.maximum(count, 1)\n    return jnp.where(where, jnp.take", "\n    return jnp.where(where, jnp.take"),
+        "a span has its teacher's last log-prob": ("total_of = spans > 0, functools.partial(jax.ops.segment_sum,", "total_of = spans > 0, functools.partial(jax.ops.segment_max,"),
+    },
     (A + "_arrays.py", T + "test_groups.py " + T + "test_advantages.py " + T + "test_edges.py"): {
         "negative ids count": ("where & (ids >= 0), ids", "where, ids"),
         "a difference of rounding is no tie": ("return 4 * jnp.finfo", "return 0 * jnp.finfo"),

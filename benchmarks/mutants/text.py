@@ -20,6 +20,13 @@ FAULTS = {
         "an option that nobody reads passes": ("if name not in self.template.source]:", "if False]:"),
         "private signs of contents are lost": ("match: chr(int(match.group(1), 16)) if match.group(1) else \"\"", "match: \"\""),
     },
+    (X + "spans.py", T + "test_spans.py"): {
+        "what is no text is in a span": ("spans[unread | np.isin(", "spans[np.isin("),
+        "a span around what is no text counts": (" | np.isin(spans, spans[unread & within])", ""),
+        "a teacher's first space is text": ("range(1 + joined.startswith(b\" \"))", "range(1)"),
+        "texts that differ are compared": ("cuts[(cuts > 0) & (cuts <= agreed)]", "cuts[cuts > 0]"),
+        "a response ends with its student's end": ("other = self.end if ends else", "other ="),
+    },
     (X + "tool_calls.py", T + "test_tool_calls.py"): {
         "broken calls are lost": ("if call is None)", "if call is ...)"),
         "a call may hold no tag": ("        if text.startswith(_END_CALL, behind):\n            return behind\n", ""),

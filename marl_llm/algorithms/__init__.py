@@ -54,6 +54,7 @@ from marl_llm.algorithms.distillation import (
     generalized_jsd,
     reverse_kl,
     sampled_reverse_kl,
+    span_reverse_kl,
     top_k_bins,
 )
 from marl_llm.algorithms.gated import entropy_threshold, high_entropy, on_policy_rows, sapo, vespo
@@ -185,6 +186,7 @@ __all__ = [
     "sapo",
     "running_means",
     "sampled_reverse_kl",
+    "span_reverse_kl",
     "score_deltas",
     "sum_blocks",
     "token_covariance",

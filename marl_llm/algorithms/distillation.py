@@ -170,6 +170,32 @@ def sampled_reverse_kl(
     return kl(log_probs, jax.lax.stop_gradient(as_float(teacher_log_probs)), kind="k1+", where=where)
 
 
+@jax.jit
+def span_reverse_kl(
+    log_probs: Float[ArrayLike, "*S R"], teacher_log_probs: Float[ArrayLike, "*S R"], spans: Int[ArrayLike, "*S R"]
+) -> Float[Array, "*S R"]:
+    """Estimate of `reverse_kl` between models of two tokenizers, from the spans of text at whose ends both have a token boundary.
+
+    ℓ_s = Σ_{t ∈ s} log p_t − log q_s,    dℓ_s = ℓ_s Σ_{t ∈ s} dlog p_t
+
+    Each of a span's n tokens gets ℓ_s / n, so that a response's tokens add up to its spans. A span is one draw: all its tokens have the
+    whole ℓ_s in their gradient, whose mean is that of the KL of spans. With one token in each span this is `sampled_reverse_kl`. (Chunks
+    whose likelihoods are compared: arXiv 2503.20083; on the student's samples: arXiv 2606.09456.) The teacher's boundary at a span's end
+    tells it that no longer token follows, which the student need not know: a bias that the papers describe and this does not remove.
+
+    Args:
+      log_probs: log p of the sampled tokens.
+      teacher_log_probs: log q_s, spread over a span's tokens in any way that adds up to it; no gradient flows into them.
+      spans: number of each token's span, 1 to R; 0: of none, where the result is 0.
+    """
+    spans = jnp.asarray(spans)
+    where, total_of = spans > 0, functools.partial(jax.ops.segment_sum, num_segments=spans.shape[-1] + 1)
+    total = jnp.vectorize(total_of, signature="(r),(r)->(c)")
+    student, teacher, count = (total(jnp.where(where, as_float(x), 0), spans) for x in (log_probs, teacher_log_probs, where))
+    gap = sampled_reverse_kl(student, teacher) / jnp.maximum(count, 1)
+    return jnp.where(where, jnp.take_along_axis(gap, spans, axis=-1), 0)
+
+
 def divergence(
     log_probs: Float[ArrayLike, "*S V"],
     teacher_log_probs: Float[ArrayLike, "*S V"],

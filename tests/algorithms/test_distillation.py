@@ -148,3 +148,61 @@ def test_the_ends_of_the_mixture_are_the_two_kls():
             rl.generalized_jsd(p, q, beta=beta)
     with pytest.raises(ValueError, match="kind"):
         rl.divergence(p, q, kind="sampled")
+
+
+SPANS = np.asarray([[1, 1, 2, 0, 5, 5, 5], [7, 0, 0, 3, 3, 4, 4], [0] * 7])
+
+
+def span_oracle(p, q, spans):
+    """One span at a time, float64: (value, gradient)."""
+    value, slope = np.zeros(p.shape), np.zeros(p.shape)
+    for row, numbers in enumerate(spans):
+        for number in set(numbers[numbers > 0]):
+            gap = sum(p[row, t] - q[row, t] for t in np.flatnonzero(numbers == number))
+            value[row, numbers == number], slope[row, numbers == number] = gap / np.sum(numbers == number), gap
+    return value, slope
+
+
+def test_spans_have_their_summed_gaps_in_equal_parts_and_whole_in_the_gradient():
+    p, q = -np.random.default_rng(0).gamma(2.0, size=(2, *SPANS.shape))
+    p[SPANS == 0], q[SPANS == 0] = np.nan, np.nan
+    expected, goal = span_oracle(p, q, SPANS)
+    value, slope = jax.vjp(lambda x: rl.span_reverse_kl(x, q.astype(np.float32), SPANS), p.astype(np.float32))
+    np.testing.assert_allclose(value, expected, atol=1e-6)
+    np.testing.assert_allclose(slope(jnp.ones_like(value))[0], goal, atol=3e-6)
+    for row, numbers in enumerate(SPANS):
+        assert float(value[row].sum()) == pytest.approx(np.sum(np.where(numbers > 0, p - q, 0)[row]), abs=3e-6)
+    assert rl.span_reverse_kl(np.zeros((2, 0)), np.zeros((2, 0)), np.zeros((2, 0), int)).shape == (2, 0)
+
+
+def test_spans_of_one_token_are_the_sampled_estimate_of_each_token():
+    p, q = -np.random.default_rng(1).gamma(2.0, size=(2, 3, 7)).astype(np.float32)
+    alone = np.broadcast_to(np.arange(1, 8), p.shape)
+    for one, other in zip(
+        jax.value_and_grad(lambda x: jnp.sum(rl.span_reverse_kl(x, q, alone)))(p),
+        jax.value_and_grad(lambda x: jnp.sum(rl.sampled_reverse_kl(x, q)))(p),
+    ):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_the_mean_gradient_of_a_span_is_that_of_the_divergence_of_spans():
+    """Two tokens of the student, one of the teacher, every draw in turn: the span is one draw from V² of them."""
+    rng, teacher = np.random.default_rng(2), softmax(np.random.default_rng(3).normal(size=V * V))
+    logits = rng.normal(size=V), rng.normal(size=(V, V))
+    with jax.enable_x64(True):
+        def draws(x):
+            first, second = jax.nn.log_softmax(x[0]), jax.nn.log_softmax(x[1])
+            return jnp.stack([jnp.broadcast_to(first[:, None], (V, V)), second], axis=-1).reshape(-1, 2)
+
+        def expected(x):
+            chance = jax.lax.stop_gradient(jnp.exp(draws(x).sum(-1)))
+            told = jnp.stack([teacher, 0 * teacher], axis=-1)  # in any parts
+            return jnp.sum(chance[:, None] * rl.span_reverse_kl(draws(x), told, np.ones((V * V, 2), int)))
+
+        def exact(x):
+            return rl.reverse_kl(draws(x).sum(-1), teacher)
+
+        (value, slope), (goal, along) = (jax.value_and_grad(f)(tuple(map(jnp.asarray, logits))) for f in (expected, exact))
+    assert float(value) == pytest.approx(float(goal), abs=1e-12)
+    for one, other in zip(slope, along, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-12)
