@@ -108,6 +108,19 @@ FAULTS = {
         "an outside teacher is asked about everybody": ("np.flatnonzero(counts & np.isin(table.agent, agents)", "np.flatnonzero(counts"),
         "an outside teacher is asked about samples that do not count": ("np.flatnonzero(counts & np.isin(", "np.flatnonzero(np.isin("),
     },
+    (R + "outside_teachers.py", T + "test_span_teachers.py"): {
+        "spans of neighbours in a row are one": ("spans[spans > 0] += start", "spans[spans > 0] += 0"),
+        "what a teacher cannot read is a way out": ("columns.log_probs[unread] = log_probs[unread] - mean", "columns.log_probs[unread] = log_probs[unread]"),
+        "tokens level what is unread, not gradients": ("[first:end])[spans][spans > 0])", "[first:end])[1:])"),
+    },
+    (R + "span_teachers.py", T + "test_span_teachers.py"): {
+        "a span has its teacher's mean": ("sums / np.maximum(np.bincount(reading.spans", "sums / np.maximum(np.bincount(reading.id_spans"),
+        "a teacher reads another's template": ("if is_chat and messages", "if False and messages"),
+        "calls of tools are written as answers": (' and not any(message.role == "tool" for message in messages)', ""),
+    },
+    (R + "distillation.py", T + "test_span_teachers.py"): {
+        "what a teacher cannot read is counted": ("agents = jnp.where(unread, 0, agents)", "agents = agents"),
+    },
     ("marl_llm/tools/teacher_endpoint.py", "tests/tools/test_teacher_endpoint.py"): {
         "a refused teacher is asked again": ("error.kind in FINAL", "False"),
         "a teacher is asked once": ("ATTEMPTS = 4", "ATTEMPTS = 1"),

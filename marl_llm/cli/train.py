@@ -70,10 +70,12 @@ def main(argv) -> None:
     if _DRY_RUN.value:
         from marl_llm.planning import this_machine
         from marl_llm.runs.resolve import resolve
+        from marl_llm.runs.teachers import span_rows
 
         with resolve(config, game_dir) as plan:
             print(plan.table(config))
-            print("", *this_machine.lines(config, plan, start_jax(config, _CACHE.value, game_dir=game_dir)), sep="\n")
+            mesh = start_jax(config, _CACHE.value, game_dir=game_dir)
+            print(*span_rows(config, plan), "", *this_machine.lines(config, plan, mesh), sep="\n")
         return
     if not str(_WORKDIR.value or _RESUME.value or ""):
         raise ConfigError("--workdir is missing, e.g. --workdir=runs/first")

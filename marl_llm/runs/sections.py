@@ -228,7 +228,8 @@ class SftSection(Section):
 @dataclasses.dataclass(frozen=True)
 class TeacherSection(Section):
     """The frozen model that a role is distilled from, where its model has a `recipe.distill_coef` (docs/signal.md): a model of a run, a
-    checkpoint, a preset, a model behind an endpoint, or itself with more in its prompt. A section is made when it is first set.
+    checkpoint, a preset, a model behind an endpoint, or itself with more in its prompt. Runs and checkpoints may have another tokenizer. A
+    section is made when it is first set.
     """
 
     key: ClassVar[str] = "teachers.<role>"

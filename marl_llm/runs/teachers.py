@@ -20,6 +20,8 @@ from marl_llm.models import ModelConfig
 from marl_llm.runs import trust
 from marl_llm.runs.command import ConfigError
 from marl_llm.runs.workdir import game_dir_of, read_config, read_record
+from marl_llm.text.token_bytes import token_bytes
+from marl_llm.text.vocabularies import vocabulary_difference
 
 if TYPE_CHECKING:
     from marl_llm.runs.resolve import Plan
@@ -27,9 +29,12 @@ if TYPE_CHECKING:
     from marl_llm.tools.teacher_endpoint import TeacherEndpoint
     from marl_llm.training.distillation import Teacher
     from marl_llm.training.privileged import SelfTeacher
+    from marl_llm.training.span_teachers import SpanTeacher
+    from marl_llm.workflows import Renderer
 
 SOURCES = ("run", "path", "url", "preset", "context")
 PROBES = 16  # words of a vocabulary whose texts are compared with the endpoint's
+ONE_VOCABULARY = "; a teacher scores the very ids that the student samples, so both need one vocabulary"
 NUMERICS = ("compute_dtype", "attention")  # of the student's section, which a checkpoint or a preset is computed with too
 
 
@@ -51,7 +56,7 @@ class TeacherSource:
       kind: "run", "path" or "preset". place: that option's value. step, model: of a run.
       shape: of the model there. vocab_size: of the student.
       tokenizer: what its ids stand for; None: unknown.
-      run: where the kind is "run".
+      run: where the kind is "run". by_spans: its tokenizer is not the student's, so that it is compared by spans of text.
     """
 
     key: str
@@ -63,17 +68,19 @@ class TeacherSource:
     step: int = 0
     model: str = ""
     run: TeacherRun | None = None
+    by_spans: bool = False
 
     @property
     def identity(self) -> tuple:
         """Equal for two sources of one model, whoever learns from it."""
         place = self.place if self.kind == "preset" else str(pathlib.Path(self.place).resolve())
-        return self.kind, place, self.step, self.model, self.shape, self.vocab_size
+        return self.kind, place, self.step, self.model, self.shape, self.vocab_size, self.by_spans
 
     @property
     def config(self) -> ModelConfig:
-        """The teacher's shape with the student's vocabulary."""
-        return dataclasses.replace(self.shape, vocab_size=self.vocab_size, value_head=False)
+        """The teacher's shape, with the student's vocabulary unless it is compared by spans."""
+        size = self.shape.vocab_size if self.by_spans else self.vocab_size
+        return dataclasses.replace(self.shape, vocab_size=size, value_head=False)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -159,7 +166,7 @@ def find_teachers(config: config_dict.ConfigDict, plan: Plan, ask: bool = True) 
     """Role -> its teacher; the same object for roles that have one teacher. Without `ask` only those whose parameters a run holds.
 
     Raises `ConfigError` naming the option: for a run, a checkpoint, a model or a preset that is not there, a run directory that is not
-    trusted, an endpoint without prompt log-probs, and a vocabulary that is not the student's.
+    trusted, an endpoint without prompt log-probs, and a vocabulary that is not the student's where spans of text cannot be compared.
     """
     from marl_llm.training.privileged import SelfTeacher
 
@@ -181,7 +188,9 @@ def find_teachers(config: config_dict.ConfigDict, plan: Plan, ask: bool = True) 
                 source = _source_of_endpoint(key, role, section, plan.shapes[student].vocab_size)
             else:
                 source = _source_of_files(key, section, plan, student)
-            if source.identity not in sources and not isinstance(source, ContextSource):
+            if isinstance(source, TeacherSource):
+                source = _compared(source, student, plan)
+            elif isinstance(source, EndpointSource) and source.identity not in sources:
                 _check_vocabulary(source, student, student_tokenizer(plan, student))
         except (ValueError, OSError) as error:
             raise ConfigError(str(error) if isinstance(error, ConfigError) else f"{key}: {error}") from error
@@ -267,26 +276,64 @@ def _tokenizer_of_files(key: str, place: str, own: Tokenizer | None) -> Tokenize
         return None
 
 
-def _check_vocabulary(source: TeacherSource | EndpointSource, student: str, own: Tokenizer | None) -> None:
-    """Raises `ConfigError` where an id of the student means another thing to the teacher, or nothing. Rows that pad a teacher's vocabulary
-    may be more than the student's. An endpoint is asked for its last id and for the texts of a few."""
-    from marl_llm.text.vocabularies import vocabulary_difference
-
-    needed = "; a teacher scores the very ids that the student samples, so both need one vocabulary"
-    if isinstance(source, EndpointSource):
-        words = {} if own is None else _plain_words(own, source.endpoint.vocab_size)
-        try:
-            texts = source.endpoint.pieces([*words, source.endpoint.vocab_size - 1])
-        except TeacherError as error:
-            raise ConfigError(f"{source.key}: {error}") from error
-        for i, word in words.items():
-            if i in texts and texts[i].strip() != word:
-                raise ConfigError(f"{source.key} has another tokenizer than model {student!r}: {i} is {texts[i]!r:.40}, not {word!r}{needed}")
-        return
+def _compared(source: TeacherSource, student: str, plan: Plan) -> TeacherSource:
+    """The source, by spans of text where an id of the student means another thing to the teacher. Raises `ConfigError` where spans cannot be
+    compared, and where the student has more ids. Rows that pad a teacher's vocabulary may be more than the student's."""
+    own = student_tokenizer(plan, student)
     if own is not None and source.tokenizer is not None and (difference := vocabulary_difference(source.tokenizer, own)):
-        raise ConfigError(f"{source.key} has another tokenizer than model {student!r}: {difference}{needed}")
+        if reason := _no_spans(source, student, plan):
+            raise ConfigError(f"{source.key} has another tokenizer than model {student!r}: {difference}; {reason}")
+        return dataclasses.replace(source, by_spans=True)
     if source.shape.vocab_size < source.vocab_size:
-        raise ConfigError(f"{source.key} has {source.shape.vocab_size} tokens, and model {student!r} has {source.vocab_size}{needed}")
+        raise ConfigError(f"{source.key} has {source.shape.vocab_size} tokens, and model {student!r} has {source.vocab_size}{ONE_VOCABULARY}")
+    return source
+
+
+def _writes_text(plan: Plan, model: str) -> bool:
+    """Whether a model's roles read and write text, not ids of the game's own pieces."""
+    roles = [role for role, player in plan.assignment.roles.items() if player == model]
+    return plan.hosted and not any(plan.played.workflow.roles[role].speaks_ids for role in roles)
+
+
+def _no_spans(source: TeacherSource, student: str, plan: Plan) -> str:
+    """Why a teacher of another tokenizer cannot teach a model by spans of text, and what to do; empty where it can."""
+    from marl_llm.training import processes
+
+    recipe = plan.recipes[student]
+    if not (_writes_text(plan, student) and (source.run is None or _writes_text(source.run.plan, source.model))):
+        return "spans of text cannot be compared where a game is played in ids: take a teacher of the student's tokenizer"
+    if recipe.distill_divergence != "sampled":
+        return f"spans of text are compared, not distributions as recipe.distill_divergence={recipe.distill_divergence!r}: set it to 'sampled'"
+    if recipe.temperature != 1:
+        return f"spans of text are compared at temperature 1, and recipe.temperature={recipe.temperature:g}: set it to 1"
+    if processes.count() > 1:
+        return f"spans of text are compared in one process, and here are {processes.count()}: start one"
+    try:
+        token_bytes(student_tokenizer(plan, student))
+        token_bytes(source.tokenizer)
+    except ValueError:
+        return "the tokens of one of them have no bytes of their own (WordPiece): take models with byte-level or sentencepiece tokenizers"
+    return ""
+
+
+def span_rows(config: config_dict.ConfigDict, plan: Plan) -> list[str]:
+    """Which teachers are compared by spans of text, for `--dry_run`. Raises `ConfigError` as `find_teachers`."""
+    spans = {role: source for role, source in find_teachers(config, plan, ask=False).items() if getattr(source, "by_spans", False)}
+    return [f"  {source.key} has another tokenizer than its student: compared by spans of text" for source in spans.values()]
+
+
+def _check_vocabulary(source: EndpointSource, student: str, own: Tokenizer | None) -> None:
+    """Asks an endpoint for its last id and for the texts of a few. Raises `ConfigError` where one means another thing than to the student,
+    or nothing."""
+    words = {} if own is None else _plain_words(own, source.endpoint.vocab_size)
+    try:
+        texts = source.endpoint.pieces([*words, source.endpoint.vocab_size - 1])
+    except TeacherError as error:
+        raise ConfigError(f"{source.key}: {error}") from error
+    for i, word in words.items():
+        if i in texts and texts[i].strip() != word:
+            difference = f"{i} is {texts[i]!r:.40}, not {word!r}"
+            raise ConfigError(f"{source.key} has another tokenizer than model {student!r}: {difference}{ONE_VOCABULARY}")
 
 
 def _plain_words(tokenizer: Tokenizer, size: int) -> dict[int, str]:
@@ -298,7 +345,7 @@ def _plain_words(tokenizer: Tokenizer, size: int) -> dict[int, str]:
 
 def make_teachers(
     sources: dict[str, Source], config: config_dict.ConfigDict, mesh: Any
-) -> dict[str, Teacher | TeacherEndpoint | SelfTeacher]:
+) -> dict[str, Teacher | TeacherEndpoint | SelfTeacher | SpanTeacher]:
     """Role -> its teacher, with its parameters on the mesh if it is held here; the same object for roles that have one source.
 
     `config` is that of the students' run, whose seed a preset begins with. Raises `ConfigError` for parameters that cannot be read.
@@ -306,8 +353,9 @@ def make_teachers(
     from marl_llm.training import CheckpointError
     from marl_llm.training.distillation import Teacher, cut_vocabulary
     from marl_llm.training.learner import frozen_base
+    from marl_llm.training.span_teachers import SpanTeacher
 
-    made: dict[int, Teacher | TeacherEndpoint | SelfTeacher] = {}
+    made: dict[int, Teacher | TeacherEndpoint | SelfTeacher | SpanTeacher] = {}
     for source in sources.values():
         if id(source) in made:
             continue
@@ -316,11 +364,28 @@ def make_teachers(
             continue
         try:
             params = _run_params(source, mesh) if source.run else _file_params(source, config, mesh)
+            renderer = _renderer_of(source) if source.by_spans else None
         except (CheckpointError, ValueError) as error:
             raise ConfigError(f"{source.key}: {error.__cause__ or error}") from error
-        params = cut_vocabulary(params, source.vocab_size)
-        made[id(source)] = Teacher(source.config, frozen_base(source.config, params, mesh))
+        params = frozen_base(source.config, cut_vocabulary(params, source.config.vocab_size), mesh)
+        made[id(source)] = SpanTeacher(source.config, params, renderer, source.vocab_size) if renderer else Teacher(source.config, params)
     return {role: made[id(source)] for role, source in sources.items()}
+
+
+def _renderer_of(source: TeacherSource) -> Renderer:
+    """How a teacher of another tokenizer reads prompts: by its own chat template; as plain text, with a note, where it has none."""
+    from marl_llm.runs.players import template_options
+    from marl_llm.text import load_chat
+    from marl_llm.workflows import PlainText
+
+    options = source.run.plan.options[source.model] if source.run else {"path": source.place}
+    if source.run and "path" not in options:
+        return source.run.plan.played.renderer
+    try:
+        return load_chat(options["path"], template_options(source.key, options), tokenizer=source.tokenizer)
+    except (ValueError, FileNotFoundError) as error:
+        print(f"note: {source.key} reads prompts as plain text: {error}", file=sys.stderr)
+        return PlainText(source.tokenizer, source.tokenizer.stop_ids)
 
 
 def _file_params(source: TeacherSource, config: config_dict.ConfigDict, mesh: Any) -> dict:

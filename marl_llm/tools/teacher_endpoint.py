@@ -69,11 +69,15 @@ class StudentSample:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TaughtSample:
-    """What a teacher says of the R tokens of a response: their log-probs, and with K > 0 its K likeliest tokens in their places."""
+    """What a teacher says of the R tokens of a response: their log-probs, and with K > 0 its K likeliest tokens in their places.
+
+    `spans`: number of the span that each token was scored in, 0: in none; None: each by itself.
+    """
 
     log_probs: Float[np.ndarray, "R"]
     top_ids: Int[np.ndarray, "R K"]
     top_log_probs: Float[np.ndarray, "R K"]
+    spans: Int[np.ndarray, "R"] | None = None
 
 
 class TeacherEndpoint:

@@ -47,7 +47,7 @@ class Batch:
         `advantages` `[S]` are written beside their samples.
       rollout: of hosted play, the whole plays as graphs, for `marl_llm.workflows.storage`; None: compiled play has none.
       left_out: numbers of tasks that were played and are not trained on, see `training.refills`; None: nothing is refilled.
-      privileged: the prompts of teachers with privileged context, by sample, see `training.privileged`; None: nobody has one.
+      privileged: what a teacher reads in place of each sample's prompt, see `training.span_teachers`; None: nobody reads another.
       corrected: what a coach would have had said, behind the prompts at which it was not, and the role of each; None: nobody corrects.
     """
 

@@ -1,8 +1,8 @@
 """Teachers in an update: a frozen model per role, scored on the very rows that the update packs, its divergence added to the loss.
 
-A teacher may be larger than its student, or stand behind an endpoint (`outside_teachers`); it has the same vocabulary. Roles of one model
-may have different teachers, and roles of several models the same one, which is then held once. Where a micro-batch holds no response of a
-teacher's roles, its forward pass is skipped.
+A teacher may be larger than its student, stand behind an endpoint (`outside_teachers`) or have another tokenizer (`span_teachers`). Roles
+of one model may have different teachers, and roles of several models the same one, which is then held once. Where a micro-batch holds no
+response of a teacher's roles, its forward pass is skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from marl_llm.algorithms import Recipe, bins_of, divergence, reduce_parts, sampled_reverse_kl
+from marl_llm.algorithms import Recipe, bins_of, divergence, reduce_parts, sampled_reverse_kl, span_reverse_kl
 from marl_llm.models import ModelConfig, TokenScores
 from marl_llm.models.comparison import Comparison, compare_hidden, compare_told
 from marl_llm.models.log_probs import score_hidden
@@ -26,6 +26,7 @@ from marl_llm.training.outside_teachers import OutsideTeacher
 from marl_llm.training.packing import PackedRows
 from marl_llm.training.privileged import SelfTeacher
 from marl_llm.training.scoring import by_row, by_sample, response_where, sample_where
+from marl_llm.training.span_teachers import SpanTeacher
 from marl_llm.training.steps import Sums
 
 
@@ -72,7 +73,7 @@ class Taught(NamedTuple):
 
     divergence: Float[Array, "B Q"]
     gap: Float[Array, "B Q"]  # log π − log of the teacher's probability, of the sampled tokens
-    agents: Float[Array, "B Q"]  # 1 + number of the agent that each target is of, 0: padding
+    agents: Float[Array, "B Q"]  # 1 + number of the agent that each target is of, 0: padding, or its teacher could not read it
 
 
 def cut_vocabulary(params: dict, size: int) -> dict:
@@ -84,7 +85,7 @@ def cut_vocabulary(params: dict, size: int) -> dict:
 
 
 def teaching_of(
-    student: ModelConfig, roles: Sequence[str], teachers: Mapping[str, Teacher | OutsideTeacher | SelfTeacher]
+    student: ModelConfig, roles: Sequence[str], teachers: Mapping[str, Teacher | OutsideTeacher | SelfTeacher | SpanTeacher]
 ) -> tuple[Teaching | None, list[Teacher]]:
     """(who teaches whom, the distinct teachers that are held here) of a model; (None, []) without any. Raises `ValueError` for another
     vocabulary."""
@@ -133,8 +134,12 @@ def score_taught(
         total += comparison.divergence
         gap += jnp.where(where, scored.log_probs - comparison.teacher_log_probs, 0)
     if teaching.outside:
-        where = functools.reduce(jnp.logical_or, [agents == agent + 1 for agent in teaching.outside])
-        total += _compare_told(recipe, (weight, hidden), scored, columns, where)
+        outside = functools.reduce(jnp.logical_or, [agents == agent + 1 for agent in teaching.outside])
+        where = outside & (columns["taught_spans"] > 0)
+        unread = outside & ~where  # counts for nothing, and has the gradient of a mean gap
+        level = sampled_reverse_kl(scored.log_probs, columns["taught_log_probs"], where=unread)
+        agents = jnp.where(unread, 0, agents)
+        total += _compare_told(recipe, (weight, hidden), scored, columns, where) + level - jax.lax.stop_gradient(level)
         gap += jnp.where(where, scored.log_probs - columns["taught_log_probs"], 0)
     return scored, Taught(total, jax.lax.stop_gradient(gap), agents)
 
@@ -161,7 +166,7 @@ def _compare(recipe: Recipe, student: tuple, teacher: tuple, rows: PackedRows, s
 def _compare_told(recipe: Recipe, student: tuple, scored: TokenScores, columns: Mapping[str, Array], where: Array) -> Array:
     """The divergence from teachers behind endpoints where `where` is True, 0 elsewhere."""
     if recipe.distill_divergence == "sampled":
-        return sampled_reverse_kl(scored.log_probs, columns["taught_log_probs"], where=where)
+        return span_reverse_kl(scored.log_probs, columns["taught_log_probs"], jnp.where(where, columns["taught_spans"], 0))
 
     def measure(log_probs, ids, bins):
         return divergence(bins_of(log_probs, ids), bins, kind=recipe.distill_divergence, beta=recipe.distill_beta)

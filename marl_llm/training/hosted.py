@@ -34,7 +34,7 @@ from marl_llm.training.mesh import own_mesh, serving_mesh
 from marl_llm.training.oversample import BackgroundRollout, EpisodeQueue, Given, bias_figures, version_of
 from marl_llm.training.packing import Tokens
 from marl_llm.training.play_options import PlayOptions, check_play
-from marl_llm.training.privileged import Prompts, SelfTeacher, privileged_prompts
+from marl_llm.training.privileged import Prompts
 from marl_llm.training.recorder import hosted_figures, recorder
 from marl_llm.training.refills import RefillRound, chosen_tasks, refill_figures, signal_of, tasks_left_out
 from marl_llm.training.seats import Seat, external_player
@@ -49,6 +49,7 @@ from marl_llm.training.served import (
     on_one_base,
     samplers,
 )
+from marl_llm.training.span_teachers import teacher_prompts
 from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.train_state import TrainState
 from marl_llm.training.update import LearnerOptions
@@ -138,8 +139,7 @@ class HostedTeam(Team):
             check_cross(environment.workflow)
         if options.centralised:
             check_centralised(options.recipe, assignment, environment, self._renderers())
-        taught = {role: teacher for spec in specs.values() for role, teacher in spec.teachers.items()}
-        self._contexts = {role: teacher.context for role, teacher in taught.items() if isinstance(teacher, SelfTeacher)}
+        self._role_teachers = {role: teacher for spec in specs.values() for role, teacher in spec.teachers.items()}
         self._training = self._training_controller(trained)
         tasks = functools.partial(environment.tasks, "train")
         self._queue = EpisodeQueue(self._training, self.plays, tasks) if play.oversample else None
@@ -331,8 +331,8 @@ class HostedTeam(Team):
         return Batch(step, self.roles, *columns, version, figures, record, rollout=rollout, left_out=left_out, privileged=prompts)
 
     def _privileged(self, rollout: Rollout, samples: SampleTable) -> Prompts | None:
-        """The prompts of teachers with privileged context; None where nobody has one."""
-        return privileged_prompts(rollout, samples, self._renderers(), self._contexts) if self._contexts else None
+        """What teachers read in place of their students' prompts; None where nobody reads another."""
+        return teacher_prompts(rollout, samples, self._renderers(), self._role_teachers)
 
     def _recorder(self, rollout: Rollout, trained: SampleTable | None = None) -> Callable:
         tokenizers = {name: renderer.tokenizer for name, renderer in self._renderers().items()}

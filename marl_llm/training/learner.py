@@ -27,6 +27,7 @@ from marl_llm.models import (
     merge,
     param_shardings,
 )
+from marl_llm.text.spans import SpanReader
 from marl_llm.training.distillation import Teacher, Teaching, teaching_of
 from marl_llm.training.host_copies import to_device, to_host
 from marl_llm.training.outside_teachers import OutsideTeacher, TaughtTokens, ask_teachers
@@ -35,6 +36,7 @@ from marl_llm.training.privileged import ModelScorer, SelfTeacher
 from marl_llm.training.processes import put
 from marl_llm.training.scoring import make_token_kl
 from marl_llm.training.sft import make_sft
+from marl_llm.training.span_teachers import SpanScores, SpanTeacher, alignment_figures
 from marl_llm.training.train_state import TrainState, make_plain_optimizer, make_train_state
 from marl_llm.training.update import Advantages, LearnerOptions, Trained, Update
 
@@ -61,7 +63,7 @@ class ModelSpec:
     lora: LoraConfig | None = None
     sampler: Any = None
     options: LearnerOptions | None = None
-    teachers: Mapping[str, Teacher | OutsideTeacher | SelfTeacher] = dataclasses.field(default_factory=dict)
+    teachers: Mapping[str, Teacher | OutsideTeacher | SelfTeacher | SpanTeacher] = dataclasses.field(default_factory=dict)
 
 
 def with_value_head(params: dict) -> dict:
@@ -231,14 +233,26 @@ class Learner:
         return self._token_kl(self.reference, tokens, chosen)[chosen].sum(axis=1)
 
     def ask_teachers(self, tokens: Tokens, table: Samples, privileged: Sequence[Any] | None = None) -> TaughtTokens | None:
-        """What teachers behind endpoints, and this model with privileged context, say of a step's samples, for `learn`; None where no role
-        of this model has one. `privileged`: the prompts with context, by sample. Raises `TeacherError`, and `ValueError` without them."""
-        agents = [agent for agent, teacher in self._outside.items() if isinstance(teacher, SelfTeacher)]
-        if agents and privileged is None:
-            raise ValueError("a teacher with privileged context needs the prompts that hold it, which hosted play of text gives")
-        o, weights = self.options, (self.policy.params, self.base)
-        scorer = ModelScorer(self.spec.config, self.spec.lora, self.mesh, weights, o.minibatch, o.microbatch_tokens)
-        return ask_teachers(o.recipe, self._outside | dict.fromkeys(agents, scorer), tokens, table, privileged)
+        """What teachers behind endpoints or of another tokenizer, and this model with privileged context, say of a step's samples, for
+        `learn`; None where no role of this model has one. `privileged`: what such a teacher reads in place of its student's prompt, by
+        sample. Raises `TeacherError`, and `ValueError` without these."""
+        o, asked = self.options, {}
+        scorer = functools.partial(ModelScorer, mesh=self.mesh, minibatch=o.minibatch, microbatch_tokens=o.microbatch_tokens)
+        own = scorer(self.spec.config, self.spec.lora, weights=(self.policy.params, self.base))
+        for teacher in self._outside.values():
+            if isinstance(teacher, SelfTeacher | SpanTeacher) and privileged is None:
+                raise ValueError("a teacher with privileged context, or another tokenizer, needs prompts that hosted play of text gives")
+            asked[id(teacher)] = own if isinstance(teacher, SelfTeacher) else teacher
+            if isinstance(teacher, SpanTeacher):
+                of_teacher = scorer(teacher.config, None, weights=(teacher.params, None))
+                asked[id(teacher)] = SpanScores(self._reader(teacher), of_teacher, teacher.vocab_size)
+        teachers = {agent: asked[id(teacher)] for agent, teacher in self._outside.items()}
+        return ask_teachers(o.recipe, teachers, tokens, table, privileged)
+
+    def _reader(self, teacher: SpanTeacher) -> SpanReader:
+        """Reads this model's responses for a teacher of another tokenizer."""
+        student, its = self.spec.renderer, teacher.renderer
+        return SpanReader(student.tokenizer, its.tokenizer, tuple(student.stop_ids), next(iter(its.stop_ids), None))
 
     def learn(
         self,
@@ -264,4 +278,6 @@ class Learner:
         )  # fmt: skip
         self.version += 1
         bound = log_prob_gap_bound(self.config.compute_dtype)  # beside the gap, for whoever judges it
+        foreign = [agent for agent, teacher in self._outside.items() if isinstance(teacher, SpanTeacher)]
+        figures |= alignment_figures(taught, tokens, {n: np.flatnonzero(table.where & (table.agent == n)) for n in foreign})
         return {name: float(x) for name, x in figures.items()} | {"log_prob_gap_bound": bound}

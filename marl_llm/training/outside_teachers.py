@@ -35,21 +35,26 @@ class TaughtTokens:
     Attributes:
       log_probs: of the tokens. top_ids: the teacher's K likeliest in their places; K is 0 where only the tokens' own are compared.
       bins: the log-probs of these, and of all others together.
+      spans: number of the span of text that each token was scored in, within its response, see `span_reverse_kl`; 0: it was not.
     """
 
     log_probs: Float[np.ndarray, "Y"]
     top_ids: Int[np.ndarray, "Y K"]
     bins: Float[np.ndarray, "Y C"]
+    spans: Int[np.ndarray, "Y"]
 
     def beside(self, tokens: Tokens, rows: PackedRows) -> dict[str, np.ndarray]:
-        """Columns of packed rows: "taught_log_probs" `[B, Q]`, "taught_ids" `[B, Q, K]` and "taught_bins" `[B, Q, C]`, 0 in padding."""
-        columns = {"taught_log_probs": self.log_probs, "taught_ids": self.top_ids, "taught_bins": self.bins}
+        """Columns of packed rows, 0 in padding: "taught_log_probs" `[B, Q]`, "taught_ids" `[B, Q, K]`, "taught_bins" `[B, Q, C]` and
+        "taught_spans" `[B, Q]`, with other numbers in each response of a row."""
+        columns = {"taught_log_probs": self.log_probs, "taught_ids": self.top_ids, "taught_bins": self.bins, "taught_spans": self.spans}
         packed = {name: np.zeros((*rows.targets.shape, *x.shape[1:]), x.dtype) for name, x in columns.items()}
         for b, n in np.argwhere(rows.sample >= 0):
             start, length = rows.first[b, n], rows.length[b, n]
             first = int(tokens.response_at[rows.sample[b, n]])
             for name, column in columns.items():
                 packed[name][b, start : start + length] = column[first : first + length]
+            spans = packed["taught_spans"][b, start : start + length]
+            spans[spans > 0] += start
         return packed
 
 
@@ -69,17 +74,21 @@ def ask_teachers(
     recipe: Recipe, teachers: Mapping[int, OutsideTeacher], tokens: Tokens, table: Samples, privileged: Sequence[Any] | None = None
 ) -> TaughtTokens | None:
     """Asks the teachers, by agent number, about a step's samples, each once for all its agents. None without teachers. Raises
-    `TeacherError`. `privileged`: the ids that a sample's teacher reads in place of its prompt, or None, by sample."""
+    `TeacherError`. `privileged`: what a sample's teacher reads in place of its prompt, by sample; None: the prompt; (): nothing."""
     if not teachers:
         return None
     top_k, count = top_k_of(recipe), len(tokens.log_probs)
-    columns = TaughtTokens(np.zeros(count, np.float32), np.zeros((count, top_k), np.int32), np.zeros((count, top_k + 1), np.float32))
+    columns = TaughtTokens(
+        np.zeros(count, np.float32), np.zeros((count, top_k), np.int32), np.zeros((count, top_k + 1), np.float32), np.zeros(count, np.int32)
+    )  # fmt: skip
     ids = np.asarray(tokens.ids)
     responses = ids[len(ids) - count :]
     counts = np.ones(len(tokens), bool) if table.where is None else np.asarray(table.where)
+    readable = np.asarray([privileged is None or privileged[number] != () for number in range(len(tokens))], bool)
     for teacher in {id(teacher): teacher for teacher in teachers.values()}.values():
         agents = [agent for agent, its_teacher in teachers.items() if its_teacher is teacher]
-        chosen = np.flatnonzero(counts & np.isin(table.agent, agents) & (tokens.size > 0))
+        learning = np.flatnonzero(counts & np.isin(table.agent, agents) & (tokens.size > 0))
+        chosen = learning[readable[learning]]
         places = [slice(first, end) for first, end in _spans(tokens.response_at[chosen], tokens.size[chosen])]
         prompts = [ids[first:end] for first, end in _spans(tokens.prompt_at[chosen], tokens.prompt_size[chosen])]
         if privileged is not None:
@@ -88,7 +97,22 @@ def ask_teachers(
         for place, taught in zip(places, teacher.score(samples, top_k), strict=True):
             columns.log_probs[place], columns.top_ids[place] = taught.log_probs, taught.top_ids
             columns.bins[place] = np.concatenate([taught.top_log_probs, tail_log_probs(taught.top_log_probs)[:, None]], axis=1)
+            columns.spans[place] = np.arange(1, len(taught.log_probs) + 1) if taught.spans is None else taught.spans
+        _level_unread(columns, np.asarray(tokens.log_probs), _spans(tokens.response_at[learning], tokens.size[learning]))
     return columns
+
+
+def _level_unread(columns: TaughtTokens, log_probs: Float[np.ndarray, "Y"], responses: Sequence[tuple[int, int]]) -> None:
+    """Gives tokens that a teacher could not read the mean gap of those that it read, weighted as their gradients are: they become neither
+    likelier nor less likely. With a gap of 0 they would be the student's way out wherever the two differ."""
+    gaps = [np.zeros(0)]
+    for first, end in responses:
+        spans = columns.spans[first:end]
+        gaps.append(np.bincount(spans, log_probs[first:end] - columns.log_probs[first:end])[spans][spans > 0])
+    mean = np.mean(np.concatenate(gaps)) if sum(map(len, gaps)) else 0.0
+    for first, end in responses:
+        unread = first + np.flatnonzero(columns.spans[first:end] == 0)
+        columns.log_probs[unread] = log_probs[unread] - mean
 
 
 def _spans(firsts: Int[np.ndarray, "S"], sizes: Int[np.ndarray, "S"]) -> list[tuple[int, int]]:

@@ -96,6 +96,7 @@ class Speaker:
             request = first + number
             common |= dict(id=f"{node.name}:{request}:{branch}", parents=last, request_number=request, seed=seed, choice=choice)
             common |= dict(group=group if number == 0 else f"{request}:{branch}", prompt=prompt, prompt_ids=prompt_ids)
+            common["messages"] = tuple(messages)
             drawn = sum(event.tokens.size for event in events if isinstance(event, RoleCall) and event.node == node.name)
             left = None if state.tokens_left is None else state.tokens_left - drawn
             response, talk, tool_calls = await self._respond(node, state, talk, messages, seed, left)

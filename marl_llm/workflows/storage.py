@@ -20,7 +20,7 @@ field               type          meaning
 `events[].kind`     str           "role", "tool", or "score": what a `scorer` said of its one parent: the fields of `Score`
 `events[].parents`  list of str   ids of the events that it followed
 `events[].earned`   object        `team`, `local`, `components`; role calls of episodes that are not aborted
-`events[]. ...`     ...           the fields of `RoleCall` or `ToolUse`, arrays as lists
+`events[]. ...`     ...           the fields of `RoleCall` (but `messages`) or `ToolUse`, arrays as lists
 `paths`             list          per trajectory: `branch`, `turns`, `events` (ids in order of play), `fields` at its end, `earned` by call
 `candidates`        list          the same for responses that were scored when they were made and not picked; their last role call is it
 ==================  ============  ====================================================================================================
@@ -114,7 +114,7 @@ def _path(path: Trajectory) -> dict[str, Any]:
 
 
 def _event(event: Event, pay: dict[str, Any] | None) -> dict[str, Any]:
-    values = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+    values = {field.name: getattr(event, field.name) for field in dataclasses.fields(event) if field.name != "messages"}
     values |= {name: values[name].tolist() for name in _ARRAYS if isinstance(values.get(name), np.ndarray)}
     values["writes"] = _unlike(event.writes)
     return {"kind": "role" if isinstance(event, RoleCall) else "tool", **values, **({} if pay is None else {"earned": pay})}

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from marl_llm.hints import suggestion
+from marl_llm.text import Message
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.roles import Fields
 
@@ -78,6 +79,7 @@ class RoleCall:
     unfinished_think: bool | None = None  # the response ended within a think block; None: its template has none, or no policy spoke
     rewritten: bool | None = None  # its chat template would have written another prompt; None: a first prompt, or no template
     tool_use: str = ""  # of a sub-agent: the id of the `ToolUse` that its response answers; "": the workflow asked it
+    messages: tuple[Message, ...] = ()  # the whole prompt as text; records leave it out, and so do episodes of other programs
 
     def __repr__(self) -> str:
         return f"RoleCall({self.id}, {self.text[:60]!r}{'' if self.legal else ', illegal'})"
