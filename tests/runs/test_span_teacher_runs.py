@@ -54,8 +54,7 @@ def test_a_student_nears_a_teacher_of_another_tokenizer(checkpoints, tmp_path):
         np.asarray([next(value for key, value in row.items() if key.endswith(f"{name}/writer")) for row in rows])
         for name in ("distill_kl", "teacher_gap", "span_tokens", "unread_tokens")
     )
-    print(kl, unread)
-    assert kl[-3:].mean() < 0.7 * kl[:3].mean(), kl
+    assert kl[-3:].mean() < 0.5 * kl[:3].mean(), kl
     np.testing.assert_allclose(kl, gap, rtol=1e-5)
     assert 0 < long.mean() < 1
     assert unread[-3:].mean() < unread[:3].mean() + 0.1, unread  # what the teacher cannot read is no way out
