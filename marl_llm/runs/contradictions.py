@@ -206,8 +206,8 @@ def _check_centralised(plan: Plan, row: int) -> None:
         raise ConfigError(f"config.optimizer.{error}") from error
     if row <= (longest := max(map(sum, plan.budgets.values()))):
         raise ConfigError(
-            f"config.optimizer.critic='centralised' would have no effect: a row of {row} tokens holds the longest prompt and response, {longest}, "
-            f"and nothing of other roles: set row_tokens, e.g. to {len(plan.budgets) * longest}"
+            f"config.optimizer.critic='centralised' would have no effect: a row of {row} tokens holds the longest prompt and response, "
+            f"{longest}, and nothing of other roles: set row_tokens, e.g. to {len(plan.budgets) * longest}"
         )
 
 

@@ -180,7 +180,8 @@ class OptimizerSection(Section):
         None, "after which the learning rate stays at 5 %", at_least(1), unset="the `steps` that the run began with, if it is continued too"
     )
     critic: str = option(
-        "own", "where the recipe has one: an own network, a value 'head' on the policy, or 'centralised': an own network that reads all roles",
+        "own",
+        "where the recipe has one: an own network, a value 'head' on the policy, or 'centralised': an own network that reads all roles",
         choices=("own", "head", "centralised"),
     )
     critic_learning_rate: float | None = option(None, "of the critic", POSITIVE, unset="as the policy's")

@@ -259,11 +259,12 @@ def _source_of_files(key: str, section: config_dict.ConfigDict, plan: Plan, stud
     own = student_tokenizer(plan, student)
     if section.path is None:
         return TeacherSource(key, "preset", section.preset, make_model_config(section.preset, size, **numerics), size, own)
-    return TeacherSource(key, "path", section.path, read_config(section.path, **numerics), size, _tokenizer_of_files(key, section.path, own))
+    shape = read_config(section.path, **numerics)
+    return TeacherSource(key, "path", section.path, shape, size, _tokenizer_of_files(key, section.path, own))
 
 
 def _tokenizer_of_files(key: str, place: str, own: Tokenizer | None) -> Tokenizer | None:
-    """A checkpoint's tokenizer: a game's pieces, as `marl export` writes them, or a tokenizer.json; None, with a note, where it has none."""
+    """A checkpoint's tokenizer: a game's pieces, as `marl export` writes them, or a tokenizer.json; None, with a note, without one."""
     from marl_llm.text import PieceTokenizer, load_tokenizer
 
     pieces = pathlib.Path(place) / "tokenizer.model"
@@ -277,15 +278,16 @@ def _tokenizer_of_files(key: str, place: str, own: Tokenizer | None) -> Tokenize
 
 
 def _compared(source: TeacherSource, student: str, plan: Plan) -> TeacherSource:
-    """The source, by spans of text where an id of the student means another thing to the teacher. Raises `ConfigError` where spans cannot be
-    compared, and where the student has more ids. Rows that pad a teacher's vocabulary may be more than the student's."""
+    """The source, by spans of text where an id of the student means another thing to the teacher. Raises `ConfigError` where spans cannot
+    be compared, and where the student has more ids. Rows that pad a teacher's vocabulary may be more than the student's."""
     own = student_tokenizer(plan, student)
     if own is not None and source.tokenizer is not None and (difference := vocabulary_difference(source.tokenizer, own)):
         if reason := _no_spans(source, student, plan):
             raise ConfigError(f"{source.key} has another tokenizer than model {student!r}: {difference}; {reason}")
         return dataclasses.replace(source, by_spans=True)
     if source.shape.vocab_size < source.vocab_size:
-        raise ConfigError(f"{source.key} has {source.shape.vocab_size} tokens, and model {student!r} has {source.vocab_size}{ONE_VOCABULARY}")
+        sizes = f"{source.shape.vocab_size} tokens, and model {student!r} has {source.vocab_size}"
+        raise ConfigError(f"{source.key} has {sizes}{ONE_VOCABULARY}")
     return source
 
 
@@ -303,7 +305,8 @@ def _no_spans(source: TeacherSource, student: str, plan: Plan) -> str:
     if not (_writes_text(plan, student) and (source.run is None or _writes_text(source.run.plan, source.model))):
         return "spans of text cannot be compared where a game is played in ids: take a teacher of the student's tokenizer"
     if recipe.distill_divergence != "sampled":
-        return f"spans of text are compared, not distributions as recipe.distill_divergence={recipe.distill_divergence!r}: set it to 'sampled'"
+        divergence = f"recipe.distill_divergence={recipe.distill_divergence!r}"
+        return f"spans of text are compared, not distributions as {divergence}: set it to 'sampled'"
     if recipe.temperature != 1:
         return f"spans of text are compared at temperature 1, and recipe.temperature={recipe.temperature:g}: set it to 1"
     if processes.count() > 1:

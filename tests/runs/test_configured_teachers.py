@@ -207,7 +207,7 @@ PRESET, URL = {"preset": "nano"}, "http://127.0.0.1:9/v1"
         ({"first": PRESET | {"run": "a"}}, {}, r"config\.teachers\.first\.preset would have no effect: its run names the teacher"),
         ({"first": PRESET | {"step": 2}}, {}, r"config\.teachers\.first\.step would have no effect: it names no run"),
         ({"first": {"run": "a", "step": -1}}, {}, r"config\.teachers\.first\.step=-1 must be at least 0"),
-        ({"first": PRESET}, {"recipe": "magrpo"}, r"teachers\.first would have no effect: recipe\.distill_coef is 0 for model 'first_second'"),
+        ({"first": PRESET}, {"recipe": "magrpo"}, r"first would have no effect: recipe\.distill_coef is 0 for model 'first_second'"),
         ({"first": PRESET}, {"models": {"first": "nano", "second": "nano"}}, r"needs a teacher for a role of model 'second'"),
         (
             {"first": PRESET}, {"models": {"first": ml.load_model("nano", kind="frozen"), "second": "nano"}},
