@@ -279,5 +279,6 @@ class Learner:
         self.version += 1
         bound = log_prob_gap_bound(self.config.compute_dtype)  # beside the gap, for whoever judges it
         foreign = [agent for agent, teacher in self._outside.items() if isinstance(teacher, SpanTeacher)]
-        figures |= alignment_figures(taught, tokens, {n: np.flatnonzero(table.where & (table.agent == n)) for n in foreign})
+        if foreign:
+            figures |= alignment_figures(taught, tokens, {n: np.flatnonzero(table.where & (table.agent == n)) for n in foreign})
         return {name: float(x) for name, x in figures.items()} | {"log_prob_gap_bound": bound}

@@ -68,7 +68,7 @@ def assert_same(before, after):
             x, y = getattr(a, field.name), getattr(b, field.name)
             if isinstance(x, np.ndarray):
                 np.testing.assert_array_equal(x, y)
-            elif field.name != "seconds":
+            elif field.name not in ("seconds", "messages"):  # which records leave out
                 assert x == y, field.name
 
 
