@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_outside_teachers import LOCAL, OUTSIDE, step
 from test_packed_update import make_samples, padded, reference, unrolled
-from test_privileged import own_scores
+from test_privileged import scorer_of
 from test_teachers import ALONE
 from test_update import CONFIG, assert_close, params
 
@@ -38,7 +38,7 @@ def told(teacher, privileged=None):
 
 def test_with_equal_tokenizers_the_step_is_that_of_the_teacher_in_process():
     """The samples' ids are those of control characters: text that both read as one token each."""
-    alike = SpanScores(SpanReader(BYTES, BYTES, (), None), own_scores(reference()), CONFIG.vocab_size)
+    alike = SpanScores(SpanReader(BYTES, BYTES, (), None), scorer_of(reference()), CONFIG.vocab_size)
     taught = told(alike)
     moved, metrics = step(RECIPE, LOCAL, (reference(),), microbatch_tokens=64)
     other, figures = step(RECIPE, OUTSIDE, taught=taught, microbatch_tokens=64)
