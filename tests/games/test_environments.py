@@ -309,7 +309,7 @@ def test_missing_files_and_indices_are_told(tmp_path, library):
 def test_every_world_says_its_options_and_none_is_left_out_above():
     files = {"question_parallel", "question_extract", "question_iterative", "problems", "code_debate", "maths_debate", "maths_ensemble"}
     files |= {"function_problems", "notes", "writing", "tiny_pipeline", "data_pipeline", "chain_maths", "math_chat"}
-    files |= {"reasoning_gym", "textarena", "openenv", "library_questions"}  # tests/games/test_external.py, test_openenv.py, and its own
+    files |= {"reasoning_gym", "textarena", "openenv", "library_questions", "one_line_debate"}  # tests/games/test_external.py and their own
     workflows = {*GENERATED, *files, "plan_path_text", "plan_path_programs", "sokoban_text", "sudoku_text"}
     assert set(GAMES) == {"plan_path", "joint_letter", "matrix", "hints", "sokoban", "sudoku", *workflows}
     assert all(p.default is not p.empty for name in GAMES for p in find_game(name).options.values())

@@ -95,10 +95,10 @@ def serve(sock: socket.socket, fence: Fence, orders: dict) -> None:
     """One supervisor after another, after a few that leave at once: from then on every turn finds the heap as the last one left it."""
     gone = select.poll()
     gone.register(SOCKET_FD, 0)
-    for _ in range(DRY_TURNS):
-        turn(gone, sock, fence, orders, True)
-    while True:
-        turn(gone, sock, fence, orders, False)
+    turns = 0
+    while True:  # one loop for both: a loop that ends frees a block
+        turn(gone, sock, fence, orders, turns < DRY_TURNS)
+        turns = min(turns + 1, DRY_TURNS)
 
 
 def turn(gone, sock: socket.socket, fence: Fence, orders: dict, dry: bool) -> None:
