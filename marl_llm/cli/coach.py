@@ -35,6 +35,8 @@ TEAMS = ("script", "script:noise=0.3")
 SEEN = "teams that it learned from, on other tasks"
 LISTENED = 64  # tasks whose scripted plays tell which words the roles say
 ASKED = 64  # views that are asked at a time
+TRAINS = ("team", "tasks", "plays", "preset", "epochs", "batch", "learning_rate")  # options that --measure does not read
+MEASURES = ("max_prompt", "max_tokens")  # options that it alone reads
 PATIENCE_S = 3600.0  # for a score of a model that is measured, its compilation included: no play waits for it
 
 
@@ -82,12 +84,21 @@ def main(argv: list[str] | None = None) -> int:
         for name in ("tasks", "plays", "held_out", "epochs", "batch", "max_prompt", "max_tokens"):
             if getattr(asked, name) < 1:
                 raise ConfigError(f"--{name}={getattr(asked, name)} must be at least 1")
+        _check_idle(asked)
         path, _, variant = config_path(asked.config).partition(":")
         work = measure_model if asked.measure else train_coach
         work(lambda: _config(path, variant or None), asked)
     except Exception as error:
         return code_of(error)
     return 0
+
+
+def _check_idle(asked: argparse.Namespace) -> None:
+    """Raises `ConfigError` for an option that would have no effect."""
+    idle, why = (TRAINS, "--measure trains nobody") if asked.measure else (MEASURES, "--measure alone reads it")
+    for name in idle:
+        if getattr(asked, name) != parser().get_default(name):
+            raise ConfigError(f"--{name} would have no effect: {why}")
 
 
 def train_coach(make: Callable[[], Any], asked: argparse.Namespace, say: Callable[[str], None] = print) -> dict[str, Any]:

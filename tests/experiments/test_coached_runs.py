@@ -169,6 +169,16 @@ def test_a_reply_of_a_model_in_this_process_is_taken_though_it_took_more_than_an
     assert measure_model(config, asked, print)["script"]["all"]["missing"] == 0
 
 
+@pytest.mark.parametrize(("options", "message"), [
+    (["--measure", "DIR", "--epochs=3"], "--epochs would have no effect: --measure trains nobody"),
+    (["--measure", "DIR", "--team=script"], "--team would have no effect"),
+    (["--out", "NEW", "--max_tokens=3"], "--max_tokens would have no effect: --measure alone reads it"),
+])  # fmt: skip
+def test_an_option_that_the_other_way_reads_is_refused(options, message, capsys):
+    assert main(["experiments/configs/chain_maths.py", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_directory_that_is_no_checkpoint_is_not_measured(capsys):
     assert main(["experiments/configs/chain_maths.py", "--measure", "nowhere"]) == 2
     assert "config.coach.path='nowhere' is no checkpoint" in capsys.readouterr().err
