@@ -236,23 +236,24 @@ class Learner:
         """What teachers behind endpoints or of another tokenizer, and this model with privileged context, say of a step's samples, for
         `learn`; None where no role of this model has one. `privileged`: what such a teacher reads in place of its student's prompt, by
         sample. Raises `TeacherError`, and `ValueError` without these."""
-        o, asked = self.options, {}
+        o, scorers = self.options, {}
         scorer = functools.partial(ModelScorer, mesh=self.mesh, minibatch=o.minibatch, microbatch_tokens=o.microbatch_tokens)
         own = scorer(self.spec.config, self.spec.lora, weights=(self.policy.params, self.base))
         for teacher in self._outside.values():
             if isinstance(teacher, SelfTeacher | SpanTeacher) and privileged is None:
                 raise ValueError("a teacher with privileged context, or another tokenizer, needs prompts that hosted play of text gives")
-            asked[id(teacher)] = own if isinstance(teacher, SelfTeacher) else teacher
             if isinstance(teacher, SpanTeacher):
-                of_teacher = scorer(teacher.config, None, weights=(teacher.params, None))
-                asked[id(teacher)] = SpanScores(self._reader(teacher), of_teacher, teacher.vocab_size)
-        teachers = {agent: asked[id(teacher)] for agent, teacher in self._outside.items()}
-        return ask_teachers(o.recipe, teachers, tokens, table, privileged)
+                foreign = scorer(teacher.config, None, weights=(teacher.params, None))
+                scorers[id(teacher)] = SpanScores(self._reader(teacher), foreign, teacher.vocab_size)
+            else:
+                scorers[id(teacher)] = own if isinstance(teacher, SelfTeacher) else teacher
+        by_agent = {agent: scorers[id(teacher)] for agent, teacher in self._outside.items()}  # agents of one teacher are scored together
+        return ask_teachers(o.recipe, by_agent, tokens, table, privileged)
 
     def _reader(self, teacher: SpanTeacher) -> SpanReader:
         """Reads this model's responses for a teacher of another tokenizer."""
-        student, its = self.spec.renderer, teacher.renderer
-        return SpanReader(student.tokenizer, its.tokenizer, tuple(student.stop_ids), next(iter(its.stop_ids), None))
+        own, foreign = self.spec.renderer, teacher.renderer
+        return SpanReader(own.tokenizer, foreign.tokenizer, tuple(own.stop_ids), next(iter(foreign.stop_ids), None))
 
     def learn(
         self,

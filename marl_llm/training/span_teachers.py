@@ -1,7 +1,8 @@
 """Teachers of another tokenizer: a frozen model reads the text that a student's ids stand for, and is compared with it span by span.
 
 The teacher scores its own tokens before an update, as a teacher behind an endpoint does; `SpanReader` says which of them stand for which
-tokens of the student. What no span holds counts for nothing, is never guessed, and is reported (metrics `span_tokens`, `unread_tokens`).
+tokens of the student. A token that no span holds adds nothing to the divergence, and its gradient is that of the mean gap of the tokens
+that were read, so that it becomes neither likelier nor less likely. Metrics `span_tokens` and `unread_tokens` report the shares.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ def translated_prompt(
 ) -> tuple[int, ...]:
     """A student's prompt in a teacher's ids: the messages by the teacher's own template where both have one; otherwise the same text.
 
-    Conversations in which tools have answered are the same text, for templates differ in how they write calls. Empty where the teacher's
+    Conversations in which tools have answered are the same text, for templates differ in how they write calls; so are messages that the
+    teacher's template refuses. Empty where the teacher's
     tokenizer cannot read it: nothing is said of that response.
     """
     is_chat = isinstance(teacher, Chat) and isinstance(student, Chat)
