@@ -30,13 +30,13 @@ FAULTS = {
         "a teacher reads what its student reads": ("prompt if privileged[number] is None else", "prompt if True else"),
     },
     (R + "centralised.py", T + "test_centralised.py"): {
-        "a critic reads what is said at the same time": ("*((read, b\"\") for read in together)", "*((read, read) for read in together)"),
+        "a critic reads what is said at the same time": ("*((prompt_ids, b\"\") for prompt_ids in together)", "*((prompt_ids, prompt_ids) for prompt_ids in together)"),
         "a critic reads what is said later": ("for j in play if time[j] < time[i]]", "for j in play if time[j] <= time[i]]"),
         "a critic reads its own role alone": (
             "before = [spoken(j) for j in play if time[j] < time[i]]",
             "before = [spoken(j) for j in play if time[j] < time[i] and table.agent[j] == table.agent[i]]",
         ),
-        "a conversation is read twice": ("[text for text in texts if not read.startswith(text)] + [", "texts + ["),
+        "a conversation is read twice": ("[text for text in texts if not prompt_ids.startswith(text)] + [", "texts + ["),
         "the oldest of a history is kept": ("history[len(history) - kept[-1] :]", "history[: kept[-1]]"),
         "the drawn response decides what is cut": ("- int(table.budget[i])", "- int(tokens.size[i])"),
     },

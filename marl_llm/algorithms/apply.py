@@ -292,8 +292,8 @@ def _check_given(recipe: Recipe, **given) -> None:
     """Raise a ValueError that names the inputs of `loss_for` that the recipe needs and that are None."""
     if missing := [name for name, value in given.items() if value is None and name in needs(recipe)]:
         fields = ("entropy_coef", "entropy_quantile", "kl_coef", "rollout_correction", "off_policy_kl")
-        said = ", ".join(f"{field}={getattr(recipe, field)!r}" for field in fields)
-        raise ValueError(f"Recipe {recipe.name!r} ({said}): pass {' and '.join(missing)}.")
+        settings = ", ".join(f"{field}={getattr(recipe, field)!r}" for field in fields)
+        raise ValueError(f"Recipe {recipe.name!r} ({settings}): pass {' and '.join(missing)}.")
 
 
 @jax.named_scope("loss")

@@ -184,22 +184,23 @@ def pay_reach(recipe: Recipe) -> dict[str, str]:
     >>> pay_reach(make_recipe("grpo", rewards="mixed"))["local"]
     'all responses of the play, if it is paid in the last turn; earlier pay reaches nobody'
     """
-    own, last = "the response that it is paid to", "all responses of the play, if it is paid in the last turn; earlier pay reaches nobody"
+    own_response = "the response that it is paid to"
+    if_last = "all responses of the play, if it is paid in the last turn; earlier pay reaches nobody"
     later = {
-        "token": own,
+        "token": own_response,
         "agent": "this and the earlier responses of the same role",
         "trajectory": "this and all earlier responses of the play",
         "joint": "all responses of this turn and of the earlier ones, as the mean of the turn",
     }[recipe.scope]
-    both = {
+    of_team_pay = {
         "to_go": later,
         "to_go_mean": f"{later}, one vote per role",
-        "outcome": last,
-        "outcome_plus_local": last,
+        "outcome": if_last,
+        "outcome_plus_local": if_last,
         "trajectory": "all responses of the play, added up over its turns",
         "counterfactual": "the responses that changed the last one, each by its difference",
-    }.get(recipe.returns, own)
-    reach = {"team": both, "local": own if recipe.returns in ("outcome_plus_local", "counterfactual") else both}
+    }.get(recipe.returns, own_response)
+    reach = {"team": of_team_pay, "local": own_response if recipe.returns in ("outcome_plus_local", "counterfactual") else of_team_pay}
     return {name: reach[name] if recipe.rewards in ("mixed", name) else "nobody" for name in reach}
 
 

@@ -181,13 +181,14 @@ def mean_to_go(
     if scope == "joint":
         total = rewards_to_go(rewards, turn, trajectory, where=where, scope="joint")
         return total / jnp.maximum(rewards_to_go(ones, turn, trajectory, where=where, scope="joint"), 1)
-    own = group_ids(group_keys(agent=agent, trajectory=trajectory))
-    last = broadcast_outcome(rewards, own, where=where, turn=turn, how="last")
+    play_of_agent = group_ids(group_keys(agent=agent, trajectory=trajectory))
+    last = broadcast_outcome(rewards, play_of_agent, where=where, turn=turn, how="last")
     vote = (rewards + last) / 2
     if scope == "agent":
         return jnp.where(where, vote, 0)
-    slots = masked_ids(group_ids(group_keys(own=own, turn=turn), where=where), where)
-    ending = rewards_to_go(ones, turn, own, where=where) == gather(per_group_sum(ones, slots), slots)  # no later action of this agent
+    slots = masked_ids(group_ids(group_keys(own=play_of_agent, turn=turn), where=where), where)
+    later = rewards_to_go(ones, turn, play_of_agent, where=where)
+    ending = later == gather(per_group_sum(ones, slots), slots)  # no later action of this agent
     share = jnp.where(where & ending, 1 / jnp.maximum(gather(per_group_sum(ones, slots), slots), 1), 0)
     votes, agents = (rewards_to_go(x, turn, trajectory, where=where) for x in (share * last, share))
     return jnp.where(where, (votes - last + vote) / jnp.maximum(agents, 1), 0)

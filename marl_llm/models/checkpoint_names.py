@@ -143,13 +143,13 @@ def weight_of(path: str, shape: tuple[int, ...], config: ModelConfig) -> Weight:
     if path in _TOP:
         name, how = _TOP[path]
         return Weight((name,), shape, 0, how, optional=path.startswith("value_head"))
-    one, all_ = re.fullmatch(r"block_(\d+)/(.+)", path), re.fullmatch(r"blocks/block/(.+)", path)
-    end = one.group(2) if one else all_.group(1) if all_ else None
+    in_layer, in_stack = re.fullmatch(r"block_(\d+)/(.+)", path), re.fullmatch(r"blocks/block/(.+)", path)
+    end = in_layer.group(2) if in_layer else in_stack.group(1) if in_stack else None
     names_of = LAYER | FOUR_NORMS if config.post_norms else LAYER
     if end not in names_of:
         raise ValueError(f"parameter {path!r} has no place in a Hugging Face checkpoint")
     name, how = names_of[end]
-    layers = [int(one.group(1))] if one else range(config.layers)
+    layers = [int(in_layer.group(1))] if in_layer else range(config.layers)
     experts = range(config.experts) if "{x}" in name else [None]
     names = tuple(f"model.layers.{y}." + name.replace("{x}", str(x)) for y in layers for x in experts)
-    return Weight(names, shape, (0 if one else 1) + (1 if "{x}" in name else 0), how, optional=False)
+    return Weight(names, shape, (0 if in_layer else 1) + (1 if "{x}" in name else 0), how, optional=False)

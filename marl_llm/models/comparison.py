@@ -72,5 +72,5 @@ def compare_hidden(
 
     inputs, chunk = (student[1], jax.lax.stop_gradient(teacher[1]), targets), pairs_of_a_chunk(weights[0].shape[1])
     with jax.named_scope("head"):
-        found = score(*inputs) if chunk >= targets.size else in_chunks(score, inputs, where, chunk)
-    return Comparison(*(jnp.where(where, x, 0) for x in found))
+        comparison = score(*inputs) if chunk >= targets.size else in_chunks(score, inputs, where, chunk)
+    return Comparison(*(jnp.where(where, x, 0) for x in comparison))

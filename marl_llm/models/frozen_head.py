@@ -56,20 +56,20 @@ def _scores(temperature, head, hidden, targets, where) -> tuple[Array, Array]:
 def _forward(temperature, head, hidden, targets, where):
     if head.perturbed:
         raise ValueError("score_frozen is asked for the gradient of its head: use score_hidden")
-    given = head.value, hidden.value, targets.value, where.value
-    block = _in_blocks(temperature, "log_probs", *given)
-    return (block.log_probs, block.entropy), (block.log_prob_slope, given)
+    inputs = head.value, hidden.value, targets.value, where.value
+    block = _in_blocks(temperature, "log_probs", *inputs)
+    return (block.log_probs, block.entropy), (block.log_prob_slope, inputs)
 
 
-def _backward(temperature, kept, cotangents):
-    slope, given = kept
-    hidden = given[1]
+def _backward(temperature, residuals, cotangents):
+    slope, inputs = residuals
+    hidden = inputs[1]
     of_log_probs, of_entropy = cotangents
     out = jnp.zeros(hidden.shape, jnp.float32)
     if not isinstance(of_log_probs, SymbolicZero):
         out += of_log_probs[:, None] * slope
     if not isinstance(of_entropy, SymbolicZero):  # only where the recipe has an entropy term
-        out += of_entropy[:, None] * _in_blocks(temperature, "entropy", *given).entropy_slope
+        out += of_entropy[:, None] * _in_blocks(temperature, "entropy", *inputs).entropy_slope
     return None, out.astype(hidden.dtype), None, None
 
 

@@ -102,10 +102,10 @@ def convert_gguf(path: str | os.PathLike, directory: str | os.PathLike, *, token
 
 def _tokenizer_files_in(directory: pathlib.Path) -> list[pathlib.Path]:
     names = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", "special_tokens_map.json")
-    found = [directory / name for name in names if (directory / name).is_file()]
-    if directory / "tokenizer.json" not in found:
+    files = [directory / name for name in names if (directory / name).is_file()]
+    if directory / "tokenizer.json" not in files:
         raise CheckpointFileError(f"{directory}: has no tokenizer.json")
-    return found
+    return files
 
 
 def read_shape(gguf: GgufFile) -> dict:

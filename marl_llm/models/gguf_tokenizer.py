@@ -65,11 +65,11 @@ def tokenizer_files(gguf: GgufFile) -> dict[str, dict]:
         for i, (token, token_type) in enumerate(zip(tokens, types, strict=True))
         if token_type in (CONTROL, USER_DEFINED, UNKNOWN)
     ]
-    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **model}
-    whole["post_processor"] = _begins_with(begin, tokens) if add_begin else None
+    tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **model}
+    tokenizer["post_processor"] = _begins_with(begin, tokens) if add_begin else None
     ends = [tokens.index(end) for name in ("eos", "eot") if (end := _special(gguf, name, tokens)) is not None]
     generation = {"eos_token_id": list(dict.fromkeys(ends))} if ends else {}
-    return {"tokenizer.json": whole, "tokenizer_config.json": _config(gguf, tokens, add_begin), "generation_config.json": generation}
+    return {"tokenizer.json": tokenizer, "tokenizer_config.json": _config(gguf, tokens, add_begin), "generation_config.json": generation}
 
 
 _ELSE = "Give the directory of a tokenizer that belongs to the model (`tokenizer=`, `--tokenizer`)"

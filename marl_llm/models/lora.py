@@ -122,9 +122,9 @@ def attach_many(base: dict, adapters: list[dict], lora: LoraConfig) -> dict:
 
     `base` and `adapters` may have either layout; what comes out has the base's. All agents need the same targets and rank.
     """
-    adapters = [one if is_stacked(base) == is_stacked(one) else stack_layers(one) if is_stacked(base) else unstack_layers(one)
-                for one in adapters]  # fmt: skip
-    if len({jax.tree.structure(one) for one in adapters}) != 1:
+    in_layout_of_base = stack_layers if is_stacked(base) else unstack_layers
+    adapters = [adapter if is_stacked(adapter) == is_stacked(base) else in_layout_of_base(adapter) for adapter in adapters]
+    if len({jax.tree.structure(adapter) for adapter in adapters}) != 1:
         raise ValueError("adapters of agents on one base need the same targets")
     together = jax.tree.map(lambda *x: jnp.stack(x, axis=-3), *adapters)
     return {"base": base, "lora": _nest({path: x * lora.scale if path.endswith("/b") else x for path, x in _flat(together).items()})}

@@ -51,10 +51,10 @@ def compute_copy(config: ModelConfig, params: dict) -> dict:
     Norms, routers and value heads are read in their own dtype and stay as they are; all outputs of the model are the same bits.
     """
     dtype = jnp.dtype(config.compute_dtype)
-    own = ("norm/weight", "experts/router", "value_head/kernel", "value_head/bias")
+    kept_as_they_are = ("norm/weight", "experts/router", "value_head/kernel", "value_head/bias")
 
     def of(path, x):
-        same = path_name(path).endswith(own) or not jnp.issubdtype(x.dtype, jnp.floating)
+        same = path_name(path).endswith(kept_as_they_are) or not jnp.issubdtype(x.dtype, jnp.floating)
         return jnp.copy(x) if same else x.astype(dtype) if x.dtype != dtype else jnp.copy(x)
 
     return jax.tree_util.tree_map_with_path(of, params)

@@ -81,17 +81,17 @@ def _attention_forward(queries, keys, values, ranges, interpret):
     return out, (queries, keys, values, ranges, out, sums)
 
 
-def _attention_backward(interpret, kept, slope):
-    queries, keys, values, ranges, out, sums = kept
+def _attention_backward(interpret, residuals, slope):
+    queries, keys, values, ranges, out, sums = residuals
     mean = jnp.einsum("bjgld,bjgld->bjgl", out.astype(jnp.float32), slope.astype(jnp.float32))
-    given = ("queries", queries), ("keys", keys), ("keys", values), ("ranges", ranges), ("queries", slope), ("sums", sums), ("sums", mean)
+    inputs = ("queries", queries), ("keys", keys), ("keys", values), ("ranges", ranges), ("queries", slope), ("sums", sums), ("sums", mean)
 
     def like(x):
         return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
-    (dq,) = _call(OF_QUERIES, _of_queries, queries.shape, QUERIES, key_blocks(ranges), given, [("queries", like(queries))], interpret)
-    found = [("keys", like(keys)), ("keys", like(values))]
-    dk, dv = _call(OF_KEYS, _of_keys, queries.shape, KEYS, query_blocks(ranges), given, found, interpret)
+    (dq,) = _call(OF_QUERIES, _of_queries, queries.shape, QUERIES, key_blocks(ranges), inputs, [("queries", like(queries))], interpret)
+    outputs = [("keys", like(keys)), ("keys", like(values))]
+    dk, dv = _call(OF_KEYS, _of_keys, queries.shape, KEYS, query_blocks(ranges), inputs, outputs, interpret)
     return dq, dk, dv, None
 
 
@@ -169,8 +169,8 @@ def _of_keys(q, k, v, ranges, slope, sums, mean, steps, dk, dv):
         return carry[0] + _dot(turned, query), carry[1] + _dot(weight.astype(up.dtype), up)
 
     zeros = jnp.zeros(key.shape, jnp.float32)
-    found = jax.lax.fori_loop(0, q.shape[0] * blocks, step, (zeros, zeros))
-    dk[...], dv[...] = (x.astype(dk.dtype) for x in found)
+    sums_of_keys = jax.lax.fori_loop(0, q.shape[0] * blocks, step, (zeros, zeros))
+    dk[...], dv[...] = (x.astype(dk.dtype) for x in sums_of_keys)
 
 
 def _specs(shape, size: int) -> dict[str, pl.BlockSpec]:
@@ -216,5 +216,5 @@ def _call(name: str, body, shape, size: int, steps, inputs, outputs, interpret: 
 def _forward(queries, keys, values, ranges, interpret):
     inputs = [("queries", queries), ("keys", keys), ("keys", values), ("ranges", ranges)]
     sums = jax.ShapeDtypeStruct(queries.shape[:-1], jnp.float32)
-    found = [("queries", jax.ShapeDtypeStruct(queries.shape, queries.dtype)), ("sums", sums)]
-    return _call(FORWARD, _forward_body, queries.shape, QUERIES, key_blocks(ranges), inputs, found, interpret)
+    outputs = [("queries", jax.ShapeDtypeStruct(queries.shape, queries.dtype)), ("sums", sums)]
+    return _call(FORWARD, _forward_body, queries.shape, QUERIES, key_blocks(ranges), inputs, outputs, interpret)

@@ -89,8 +89,8 @@ def make_team(
     if coaching is not None:
         raise WorkflowError("coaching: the game is no workflow, and its rewards are its own; coach an Environment")
     if not hosted:
-        own = dict(evaluation_seed=evaluation_seed, script=script, league=league)
-        return CompiledTeam(game, assignment, models, options, mesh, **own, **common)
+        compiled_play = dict(evaluation_seed=evaluation_seed, script=script, league=league)
+        return CompiledTeam(game, assignment, models, options, mesh, **compiled_play, **common)
     _, data_key = warm_and_data_keys(seed)
     tree = options.recipe.sampling == "tree"
     environment = host(game, data_key, evaluation_key=jax.random.key(evaluation_seed), script=script, text=text, tree=tree)

@@ -92,9 +92,9 @@ def play_attached(
     which = [(task, number) for task in range(len(rows)) for number in range(recipe.plays)]
     plays = [((options.seed, step, task, number), dict(rows[task])) for task, number in which]
     with EpisodeServer(answers, recipe.temperature, concurrency=options.concurrency) as server:
-        found = finish(play_all(server, play, plays, options))
+        episodes = finish(play_all(server, play, plays, options))
         refused = server.episodes.refused
-    return _batch_of_plays(found, which, tuple(answers), step, refused)
+    return _batch_of_plays(episodes, which, tuple(answers), step, refused)
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -108,23 +108,23 @@ async def play_all(server: EpisodeServer, play: Play, plays: Plays, options: Att
     """Every play's episode, in the order of `plays`. What a play raises, gives or leaves undone is data: it is aborted, and says why."""
     room = asyncio.Semaphore(options.concurrency)
 
-    async def one(identity: tuple[int, ...], task: Any) -> ForeignEpisode:
+    async def play_within(identity: tuple[int, ...], task: Any) -> ForeignEpisode:
         async with room:
             name = server.episodes.open(identity, task)
             client = Client(server.address(name), about=functools.partial(server.episodes.about, name))
             reason, message = await _play_and_pay(server, play, task, client, options.timeout_s)
             return server.episodes.take(name, reason, "; ".join(filter(None, [message, *client.notes])))
 
-    return list(await asyncio.gather(*(one(*which) for which in plays)))
+    return list(await asyncio.gather(*(play_within(*which) for which in plays)))
 
 
 async def _play_and_pay(server: EpisodeServer, play: Play, task: Any, client: Client, timeout_s: float | int) -> tuple[str, str]:
     """Awaits a play and pays what it gave: why it is aborted if nothing was paid, and a message for people."""
     name = client.episode_url.rpartition("/")[2]
     try:
-        given = await asyncio.wait_for(play(task, client), timeout_s)
-        if given is not None:
-            server.episodes.pay(name, _pay_of(given, server))
+        pay = await asyncio.wait_for(play(task, client), timeout_s)
+        if pay is not None:
+            server.episodes.pay(name, _pay_of(pay, server))
     except TimeoutError:
         return "late", f"not paid within {timeout_s:g} s"
     except EpisodeRefused:

@@ -42,8 +42,8 @@ def joint_history(before: Iterable[Spoken], together: Iterable[bytes], prompt: b
     b'Q1..A1..moreA2..Q3..'
     """
     texts: list[bytes] = []
-    for read, said in (*before, *((read, b"") for read in together), (prompt, b"")):
-        texts = [text for text in texts if not read.startswith(text)] + [read + said]
+    for prompt_ids, response_ids in (*before, *((prompt_ids, b"") for prompt_ids in together), (prompt, b"")):
+        texts = [text for text in texts if not prompt_ids.startswith(text)] + [prompt_ids + response_ids]
     return b"".join(texts[:-1])
 
 

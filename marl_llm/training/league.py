@@ -128,7 +128,7 @@ class League:
 
     def keep_self(self, step: int, params: Mapping[str, dict]) -> None:
         """Keeps a copy of a team's parameters before a step, where one is due and is not kept yet."""
-        if step % self.options.every or any(one.step == step for one in self.selves):
+        if step % self.options.every or any(past.step == step for past in self.selves):
             return
         self.selves.append(PastSelf(step, jax.tree.map(jnp.copy, dict(params)), self.rating or 0.0))
         del self.selves[: -self.options.keep]
@@ -137,20 +137,20 @@ class League:
         """The matches of a step's tasks `first ... first + count`; `roles` are those that train."""
         o, size = self.options, count // self.options.matches
         chances = opponent_priorities([one.win_rate for one in self.selves], o.priority)
-        found = []
+        matches = []
         for number in range(o.matches):
             draws = np.random.default_rng((self._seed, step, number, 1))  # by identity (law 6)
             if draws.random() < o.share:
                 role = roles[(step * o.matches + number) % len(roles)]
-                found.append(LeagueMatch(first + number * size, size, (role,), int(draws.choice(len(chances), p=chances))))
+                matches.append(LeagueMatch(first + number * size, size, (role,), int(draws.choice(len(chances), p=chances))))
             else:
-                found.append(LeagueMatch(first + number * size, size, tuple(roles)))
-        return found
+                matches.append(LeagueMatch(first + number * size, size, tuple(roles)))
+        return matches
 
     def record(self, matches: Sequence[LeagueMatch], ended: Episodes) -> dict[str, float]:
         """Takes down how the episodes `[E B]` of a step's matches ended (NumPy, in their order); its figures by name."""
-        for one in self.selves:
-            one.plays, one.score = FADING * one.plays, FADING * one.score
+        for past in self.selves:
+            past.plays, past.score = FADING * past.plays, FADING * past.score
         met: list[np.ndarray] = []
         for number, match in enumerate(matches):
             if match.past is None:
@@ -161,13 +161,13 @@ class League:
             self.selves[match.past].plays += len(scores)
             self.selves[match.past].score += float(scores.sum())
         figures = {"league/selves": float(len(self.selves)), "league/episodes": float(sum(map(len, met)))}
-        figures["league/worst"] = min(one.win_rate for one in self.selves)
+        figures["league/worst"] = min(past.win_rate for past in self.selves)
         if figures["league/episodes"]:
             figures["league/score"] = float(np.mean(np.concatenate(met)))
         if self.rating is not None:
-            plays = [one.plays for one in self.selves]
-            shares = [one.score / one.plays if one.plays else 0.5 for one in self.selves]
-            self.rating = rating_against(shares, plays, [one.rating for one in self.selves], around=self.rating)
+            plays = [past.plays for past in self.selves]
+            shares = [past.score / past.plays if past.plays else 0.5 for past in self.selves]
+            self.rating = rating_against(shares, plays, [past.rating for past in self.selves], around=self.rating)
             self.best = max(self.best, self.rating)
             figures |= {"league/rating": self.rating, "league/rating_fall": self.best - self.rating}
         return figures
@@ -178,19 +178,19 @@ class League:
 
         So a checkpoint's arrays do not depend on the step, and can be restored before its state is read.
         """
-        every = [one.params for one in self.selves] + [now] * (self.options.keep - len(self.selves))
+        every = [past.params for past in self.selves] + [now] * (self.options.keep - len(self.selves))
         return {f"{name}.past{number}": params[name] for number, params in enumerate(every) for name in now}
 
     def state(self) -> dict[str, Any]:
         """What else `restore` needs, as JSON."""
-        selves = [{"step": one.step, "rating": one.rating, "plays": one.plays, "score": one.score} for one in self.selves]
+        selves = [{"step": past.step, "rating": past.rating, "plays": past.plays, "score": past.score} for past in self.selves]
         return {"selves": selves, "rating": self.rating, "best": self.best}
 
     def restore(self, state: Mapping[str, Any], stored: Mapping[str, dict], models: Sequence[str]) -> None:
         """Continues from what `state` and `stored` gave."""
-        self.selves = [
-            PastSelf(params={name: stored[f"{name}.past{number}"] for name in models}, **one) for number, one in enumerate(state["selves"])
-        ]
+        self.selves = []
+        for number, past in enumerate(state["selves"]):
+            self.selves.append(PastSelf(params={name: stored[f"{name}.past{number}"] for name in models}, **past))
         self.rating, self.best = state["rating"], state["best"]
 
 

@@ -180,12 +180,12 @@ def local(tree, mesh: Mesh, own: Mesh):
     """This process's own whole copies, on each device of its part `own` of the mesh, not through the host. On one process the tree."""
     if not spans(mesh):
         return tree
-    here = NamedSharding(own, P())
+    whole_copies = NamedSharding(own, P())
 
     def shards(x):
         return [shard.data for shard in x.addressable_shards]
 
-    return jax.tree.map(lambda x: jax.make_array_from_single_device_arrays(x.shape, here, shards(x)), replicated(tree, mesh))
+    return jax.tree.map(lambda x: jax.make_array_from_single_device_arrays(x.shape, whole_copies, shards(x)), replicated(tree, mesh))
 
 
 # ------------------------------------------------------------------------------------------------ values of other processes

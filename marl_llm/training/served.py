@@ -166,11 +166,11 @@ def check_drafts(learners: Mapping[str, Learner], draft_tokens: int, batch_invar
 
 def draft_figures(counts: Mapping[str, float | int], before: Mapping[str, float | int]) -> dict[str, float]:
     """Metrics of drafts from an engine's counts, and from those of before."""
-    now = {name: float(value - before.get(name, 0)) for name, value in counts.items()}
-    share = now["accepted_tokens"] / max(now["drafted_tokens"], 1.0)
+    drafts = {name: float(value - before.get(name, 0)) for name, value in counts.items()}
+    share = drafts["accepted_tokens"] / max(drafts["drafted_tokens"], 1.0)
     return {
-        "draft/drafted": now["drafted_tokens"], "draft/accepted": now["accepted_tokens"], "draft/accepted_share": share,
-        "draft/steps": now["draft_steps"], "draft/saved_steps": now["saved_steps"],
+        "draft/drafted": drafts["drafted_tokens"], "draft/accepted": drafts["accepted_tokens"], "draft/accepted_share": share,
+        "draft/steps": drafts["draft_steps"], "draft/saved_steps": drafts["saved_steps"],
     }  # fmt: skip
 
 

@@ -52,15 +52,16 @@ class SpanScores:
             raise ValueError("a teacher of another tokenizer tells log-probs of spans of text alone: set distill_divergence='sampled'")
         readings = [self.reader.read(sample.response.tolist()) for sample in samples]
         asked = [number for number, reading in enumerate(readings) if len(reading.ids)]
-        told = self.scores.score([StudentSample(samples[number].prompt, readings[number].ids) for number in asked]) if asked else []
-        log_probs = dict(zip(asked, (one.log_probs for one in told), strict=True))
+        questions = [StudentSample(samples[number].prompt, readings[number].ids) for number in asked]
+        answers = self.scores.score(questions) if asked else []
+        log_probs = dict(zip(asked, (answer.log_probs for answer in answers), strict=True))
         taught = []
         for number, reading in enumerate(readings):
             size = len(reading.spans)
             sums = np.bincount(reading.id_spans, log_probs.get(number, []), minlength=size + 1)
             shares = sums / np.maximum(np.bincount(reading.spans, minlength=size + 1), 1)
-            own = np.where(reading.spans > 0, shares[reading.spans], 0).astype(np.float32)
-            taught.append(TaughtSample(own, np.zeros((size, 0), np.int32), np.zeros((size, 0), np.float32), reading.spans))
+            log_probs_of_tokens = np.where(reading.spans > 0, shares[reading.spans], 0).astype(np.float32)
+            taught.append(TaughtSample(log_probs_of_tokens, np.zeros((size, 0), np.int32), np.zeros((size, 0), np.float32), reading.spans))
         return taught
 
 
@@ -84,7 +85,7 @@ def teacher_prompts(
         return written[key]
 
     prompts = privileged_prompts(rollout, table, renderers, contexts)
-    return [foreign_prompt(sample.call) if sample.call.role in foreign else own for own, sample in zip(prompts, table.trained())]
+    return [foreign_prompt(sample.call) if sample.call.role in foreign else prompt for prompt, sample in zip(prompts, table.trained())]
 
 
 def translated_prompt(
@@ -115,6 +116,7 @@ def alignment_figures(taught: TaughtTokens, tokens: Tokens, agents: Mapping[int,
     for agent, samples in agents.items():
         spans = [taught.spans[first : first + size] for first, size in zip(tokens.response_at[samples], tokens.size[samples])]
         count = max(1, sum(map(len, spans)))
-        long = sum(int(np.sum(np.bincount(one)[one[one > 0]] > 1)) for one in spans)
-        figures |= {f"span_tokens/{agent}": long / count, f"unread_tokens/{agent}": sum(int(np.sum(one == 0)) for one in spans) / count}
+        long = sum(int(np.sum(np.bincount(numbers)[numbers[numbers > 0]] > 1)) for numbers in spans)
+        unread = sum(int(np.sum(numbers == 0)) for numbers in spans)
+        figures |= {f"span_tokens/{agent}": long / count, f"unread_tokens/{agent}": unread / count}
     return figures

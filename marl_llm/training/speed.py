@@ -92,11 +92,11 @@ def summary_text(clock: list[dict[str, float]], compilations: Compilations) -> s
     def share(name):
         return f" ({median(name):.0%} of the roofline)" if f"speed/{name}" in rows[0] else ""
 
-    whole = max(sum(parts.values()), 1e-9)
+    all_seconds = max(sum(parts.values()), 1e-9)
     return (
         f"sampled {median('sampled_tokens_per_s'):,.0f} tokens/s{share('sample_roofline')}, "
         f"trained on {median('trained_tokens_per_s'):,.0f} tokens/s{share('update_roofline')}; time: "
-        + ", ".join(f"{name} {x / whole:.0%}" for name, x in parts.items())
+        + ", ".join(f"{name} {x / all_seconds:.0%}" for name, x in parts.items())
         + f"; {compilations.programs} programs compiled in {compilations.seconds:.0f} s, {compilations.cached} of them from the cache"
     )
 

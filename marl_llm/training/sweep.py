@@ -80,9 +80,9 @@ class Sweep:
     def __init__(self, teams: Sequence[CompiledTeam], devices: Sequence[jax.Device] | None = None):
         check_alike(teams)
         self.teams = tuple(teams)
-        self._one = self.teams[0]
+        self._first = self.teams[0]
         self.mesh = teams_mesh(len(teams), devices)
-        self.options = self._one.options
+        self.options = self._first.options
         self._imitated: dict[tuple[int, int], list[tuple[Tokens, list[str]]]] = {}
         self.policies: dict[str, TrainState] = {}
         self._stack_policies()
@@ -92,7 +92,7 @@ class Sweep:
 
     # ------------------------------------------------------------------------------------------------ parameters
     def _stack_policies(self) -> None:
-        names = self._one.learners
+        names = self._first.learners
         self.policies = {name: self._stacked([team.learners[name].policy for team in self.teams]) for name in names}
 
     def _stacked(self, trees: Sequence[Any]) -> Any:
@@ -117,26 +117,26 @@ class Sweep:
         """`Team.sft_step` of every team: mean loss, gradient norm and tokens of its models. Rates: one for all, or one for each."""
         if (step, count) not in self._imitated:
             self._imitated[step, count] = self._demonstrations(step, count)
-        rates, found = self._repeated(learning_rates, np.float32), []
-        for leader, members in self._one._families().items():
+        rates, figures_of_models = self._repeated(learning_rates, np.float32), []
+        for leader, members in self._first._families().items():
             packed, sizes = [], []
             for team, (tokens, speakers) in zip(self.teams, self._imitated[step, count], strict=True):
                 chosen = [i for i, role in enumerate(speakers) if team.assignment.roles.get(role) in members]
                 packed.append(tokens.pack(chosen, self.options.row_tokens, 1, few_shapes(self.options.microbatch_tokens)))
                 sizes.append(np.sum(tokens.size[np.asarray(chosen, int)]))
-            program = _imitation(self.options, self._one.learners[leader].spec.config, self.mesh)
-            self.policies[leader], figures = program(self.policies[leader], None, stacked_rows(packed), rates)
-            found.append(jax.device_get(figures) | {"tokens": np.asarray(sizes)})
-        return [{key: float(np.mean([x[key][n] for x in found])) for key in found[0]} for n in range(len(self))]
+            program = _imitation(self.options, self._first.learners[leader].spec.config, self.mesh)
+            self.policies[leader], model_figures = program(self.policies[leader], None, stacked_rows(packed), rates)
+            figures_of_models.append(jax.device_get(model_figures) | {"tokens": np.asarray(sizes)})
+        return [{key: float(np.mean([x[key][n] for x in figures_of_models])) for key in figures_of_models[0]} for n in range(len(self))]
 
     def _demonstrations(self, step: int, count: int) -> list[tuple[Tokens, list[str]]]:
-        run = _scripted_rollouts(self._one.game, self.mesh, count, self._one.script)
+        run = _scripted_rollouts(self._first.game, self.mesh, count, self._first.script)
         keys = jnp.stack([team._warm_key for team in self.teams])
         none = {"": np.zeros(len(self))}  # a tree without leaves has no axis of teams
         numbers = [self._repeated(x, np.int32) for x in (step * count, TRAIN, 0)]
         pools = jax.device_get(run(none, numbers[0], keys, *numbers[1:]).pool)
         samples = [from_pool(jax.tree.map(lambda x, n=n: x[n], pools), self.options.minibatch) for n in range(len(self))]
-        return [(tokens, self._one._speakers(table)) for tokens, table in samples]
+        return [(tokens, self._first._speakers(table)) for tokens, table in samples]
 
     def start_rl(self) -> None:
         """Ends the warm-up of every team; see `Team.start_rl`."""
@@ -151,9 +151,9 @@ class Sweep:
         """`play`, then `learn`: every team's figures by name, those of models as `model/<name>/<figure>`."""
         batches = self.play(step, first, count)
         figures = [dict(batch.figures) for batch in batches]
-        for one, updates in zip(figures, self.learn(batches, learning_rates), strict=True):
-            for name, found in updates.items():
-                one |= {f"model/{name}/{key}": x for key, x in found.items()}
+        for team_figures, updates in zip(figures, self.learn(batches, learning_rates), strict=True):
+            for name, update in updates.items():
+                team_figures |= {f"model/{name}/{key}": x for key, x in update.items()}
         return figures
 
     def play(self, step: int, first: int, count: int) -> list[Batch]:
@@ -161,9 +161,9 @@ class Sweep:
 
         Raises `RolloutError` if a team cannot play one instance.
         """
-        roles = tuple(self._one.assignment.roles.items())
-        configs = tuple((name, learner.config) for name, learner in self._one.learners.items())
-        run = _training_rollouts(self._one.game, self.mesh, count, roles, configs, self.options.recipe)
+        roles = tuple(self._first.assignment.roles.items())
+        configs = tuple((name, learner.config) for name, learner in self._first.learners.items())
+        run = _training_rollouts(self._first.game, self.mesh, count, roles, configs, self.options.recipe)
         params = {name: policy.params for name, policy in self.policies.items()}
         keys = jnp.stack([team._data_key for team in self.teams])
         numbers = [self._repeated(x, np.int32) for x in (first, TRAIN, step)]
@@ -183,39 +183,42 @@ class Sweep:
         """
         step = batches[0].step
         samples = [(batch.tokens, team.learned_table(batch)) for team, batch in zip(self.teams, batches, strict=True)]
-        of_teams = [compute_advantages(self.options.recipe, *one) for one in samples]
-        for team, advantages in zip(self.teams, of_teams, strict=True):
+        advantages_of_teams = [compute_advantages(self.options.recipe, *team_samples) for team_samples in samples]
+        for team, advantages in zip(self.teams, advantages_of_teams, strict=True):
             team.advantages = np.asarray(advantages.estimates)
         updates: list[dict[str, dict[str, float]]] = [{} for _ in self.teams]
-        for name in self._one.assignment.training(step):
+        for name in self._first.assignment.training(step):
             rates = learning_rates[name] if isinstance(learning_rates, Mapping) else learning_rates
-            found = self._learn(name, step, samples, of_teams, self._repeated(rates, np.float32))
-            for team, (_, table), update, figures in zip(self.teams, samples, updates, found, strict=True):
+            model_figures = self._learn(name, step, samples, advantages_of_teams, self._repeated(rates, np.float32))
+            for team, (_, table), update, figures in zip(self.teams, samples, updates, model_figures, strict=True):
                 if np.any(table.where):
                     update[name] = team.figures_of_update(name, figures, 0.0)
                     team.learners[name].version += 1
         return updates
 
-    def _learn(self, name: str, step: int, samples: list, of_teams: list[Advantages], rates: np.ndarray) -> list[dict[str, float]]:
+    def _learn(
+        self, name: str, step: int, samples: list, advantages_of_teams: list[Advantages], rates: np.ndarray
+    ) -> list[dict[str, float]]:
         """The update of one model of every team; see `Update`. A team without samples for a minibatch keeps its parameters there."""
-        update, program = _update(self.options, self._one.learners[name].spec.config, self.mesh)
-        plays = np.asarray([self._one.assignment.roles[role] == name for role in self._one.roles])
-        teams = zip(self.teams, samples, of_teams, strict=True)
-        dealt = [self._dealt(team, step, *one, advantages, plays) for team, one, advantages in teams]
-        longest = max(1, *(len(one.minibatches) for one in dealt))  # one without samples gives the metrics their names
+        update, program = _update(self.options, self._first.learners[name].spec.config, self.mesh)
+        plays = np.asarray([self._first.assignment.roles[role] == name for role in self._first.roles])
+        teams = zip(self.teams, samples, advantages_of_teams, strict=True)
+        dealt_to_teams = [self._dealt(team, step, *team_samples, advantages, plays) for team, team_samples, advantages in teams]
+        longest = max(1, *(len(dealt.minibatches) for dealt in dealt_to_teams))  # a minibatch without samples gives the metrics their names
         params, old, parts = self.policies[name].params, [], []
-        packed = [self._packed(samples, of_teams, [one.minibatch(k) for one in dealt]) for k in range(longest)]
+        chosen = [[dealt.minibatch(k) for dealt in dealt_to_teams] for k in range(longest)]
+        packed = [self._packed(samples, advantages_of_teams, numbers) for numbers in chosen]
         for rows, _, _ in packed[1:]:
             old.append(update._score_old((params, None), rows))
         for k, (rows, arrays, active) in enumerate(packed):
             arrays |= {"old": np.zeros(rows.targets.shape, np.float32) if k == 0 else old[k - 1]}
             scalars = {"kl_coef": self._repeated(0, np.float32), "first_step": self._repeated(k == 0)}
-            scales = np.asarray([one.scales[k] if k < len(one.scales) else 1.0 for one in dealt], np.float32)
+            scales = np.asarray([dealt.scales[k] if k < len(dealt.scales) else 1.0 for dealt in dealt_to_teams], np.float32)
             self.policies[name], metrics, gap = program(active, self.policies[name], rows, arrays, scalars, scales, rates)
             parts.append((metrics, gap, active, fill_of(rows)))
-        bound = {"log_prob_gap_bound": log_prob_gap_bound(self._one.learners[name].config.compute_dtype)}
-        found = team_metrics(jax.device_get(parts), len(self))
-        return [one.metrics | figures | bound for one, figures in zip(dealt, found, strict=True)]
+        bound = {"log_prob_gap_bound": log_prob_gap_bound(self._first.learners[name].config.compute_dtype)}
+        figures_of_teams = team_metrics(jax.device_get(parts), len(self))
+        return [dealt.metrics | figures | bound for dealt, figures in zip(dealt_to_teams, figures_of_teams, strict=True)]
 
     def _dealt(self, team: CompiledTeam, step: int, tokens: Tokens, table: Samples, advantages: Advantages, plays: np.ndarray) -> Dealt:
         """The samples of each optimizer step of one team, and what is known of them before the first."""
@@ -226,7 +229,7 @@ class Sweep:
         useful = mine[~advantages.zero_variance[mine]] if recipe.filter_zero_variance else mine
         prompts = prompts_of(tokens, table, useful)
         minibatches = minibatches_of(prompts, options.minibatch, options.epochs, seed_of_step(team.seed, step))
-        update, _ = _update(options, next(iter(self._one.learners.values())).spec.config, self.mesh)
+        update, _ = _update(options, next(iter(self._first.learners.values())).spec.config, self.mesh)
         metrics = advantages.metrics | tied_shares(table, advantages.zero_variance, len(plays)) | {"masked_truncated": 0.0}
         metrics |= {"groups": float(len(prompts_of(tokens, table, mine))), "groups_with_signal": float(len(prompts))}
         return Dealt(minibatches, update._denominator_scales(tokens, mine, minibatches), metrics)
@@ -235,7 +238,7 @@ class Sweep:
         """One minibatch of every team in rows: (rows, arrays beside them, which teams have samples)."""
         few = few_shapes(self.options.microbatch_tokens)
         rows = [tokens.pack(some, self.options.row_tokens, 1, few) for (tokens, _), some in zip(samples, chosen, strict=True)]
-        worth = [per_sample(one, advantages.estimates) for one, advantages in zip(rows, of_teams, strict=True)]
+        worth = [per_sample(team_rows, advantages.estimates) for team_rows, advantages in zip(rows, of_teams, strict=True)]
         rows = stacked_rows(rows)
         advantages = np.stack([np.pad(x, [(0, rows.tokens.shape[1] - len(x)), (0, 0)]) for x in worth])
         return rows, {"advantages": advantages}, np.asarray([bool(some) for some in chosen])
@@ -243,11 +246,11 @@ class Sweep:
     # ------------------------------------------------------------------------------------------------ evaluation
     def evaluate(self, split: str, tasks: int) -> list[Evaluation]:
         """Every team on the same tasks of a split, greedily, as `Team.evaluate` does it for one; without transcripts."""
-        team, count = self._one, min(CHUNK, tasks)
+        team, count = self._first, min(CHUNK, tasks)
         configs = tuple((name, learner.config) for name, learner in team.learners.items())
         run = _evaluation_rollouts(team.game, self.mesh, count, tuple(team.assignment.roles.items()), configs)
         params = {name: policy.params for name, policy in self.policies.items()}
-        keys = jnp.stack([one._evaluation_key for one in self.teams])
+        keys = jnp.stack([member._evaluation_key for member in self.teams])
         fixed = [self._repeated(x, np.int32) for x in (split_index(split), EVALUATION)]
         chunks = [jax.device_get(run(params, self._repeated(at, np.int32), keys, *fixed).rollout.episodes) for at in range(0, tasks, count)]
         ended = jax.tree.map(lambda *x: np.concatenate(x, axis=1)[:, :tasks, 0], *chunks)
@@ -256,8 +259,8 @@ class Sweep:
     def _evaluation(self, split: str, ended) -> Evaluation:
         columns = zip(ended.outcome.tolist(), ended.turns.tolist(), ended.aborted.tolist())
         outcomes = [outcome_of(task, 0, *ending) for task, ending in enumerate(columns)]
-        seats = dict.fromkeys(self._one.roles, "trained")
-        return Evaluation(split, seats, 0.0, self._one.headline, tuple(outcomes), {})
+        seats = dict.fromkeys(self._first.roles, "trained")
+        return Evaluation(split, seats, 0.0, self._first.headline, tuple(outcomes), {})
 
 
 def fill_of(rows: PackedRows) -> tuple[np.ndarray, np.ndarray]:
@@ -269,12 +272,12 @@ def team_metrics(parts: list[tuple], teams: int) -> list[dict[str, float]]:
     """Each team's metrics of an update: means over its own minibatches, see `mean_metrics`; zeros for a team that has none."""
     out = []
     for number in range(teams):
-        mine = [(metrics, gap) for metrics, gap, active, _ in parts if active[number]]
-        picked = [jax.tree.map(lambda x, number=number: np.float64(x[number]), metrics) for metrics, _ in mine]
-        found = {name: float(x) for name, x in mean_metrics(picked).items()} if picked else dict.fromkeys(parts[0][0], 0.0)
-        gap = max((float(gap[number]) for _, gap in mine), default=0.0)
+        active_parts = [(metrics, gap) for metrics, gap, active, _ in parts if active[number]]
+        picked = [jax.tree.map(lambda x, number=number: np.float64(x[number]), metrics) for metrics, _ in active_parts]
+        means = {name: float(x) for name, x in mean_metrics(picked).items()} if picked else dict.fromkeys(parts[0][0], 0.0)
+        gap = max((float(gap[number]) for _, gap in active_parts), default=0.0)
         tokens, room = (sum(int(fill[k][number]) for *_, fill in parts) for k in (0, 1))
-        out.append(found | {"log_prob_gap": gap, "updates": float(len(mine)), "packing": tokens / max(room, 1)})
+        out.append(means | {"log_prob_gap": gap, "updates": float(len(active_parts)), "packing": tokens / max(room, 1)})
     return out
 
 
@@ -282,22 +285,22 @@ def check_alike(teams: Sequence[CompiledTeam]) -> None:
     """Raises `SweepError` naming what keeps these teams from training in one program."""
     if not teams:
         raise SweepError("a sweep needs at least one team")
-    one, recipe = teams[0], teams[0].options.recipe
+    first, recipe = teams[0], teams[0].options.recipe
     for team in teams:
         if not isinstance(team, CompiledTeam):
             raise SweepError(f"a {type(team).__name__} cannot be swept: sweeps are of games that are played compiled")
-        shapes = [{name: learner.spec.config for name, learner in x.learners.items()} for x in (one, team)]
+        shapes = [{name: learner.spec.config for name, learner in x.learners.items()} for x in (first, team)]
         for what, same in (
-            ("game", team.game == one.game and team.script == one.script),
-            ("options", team.options == one.options),
-            ("assignment", team.assignment == one.assignment),
+            ("game", team.game == first.game and team.script == first.script),
+            ("options", team.options == first.options),
+            ("assignment", team.assignment == first.assignment),
             ("models' shapes", shapes[0] == shapes[1]),
         ):
             if not same:
                 raise SweepError(f"teams of a sweep differ in their {what}; they may differ in seeds, parameters and learning rates")
-    extra = [name for name, learner in one.learners.items() if learner.base is not None or learner.spec.options is not None]
+    extra = [name for name, learner in first.learners.items() if learner.base is not None or learner.spec.options is not None]
     reasons = {
-        "a critic": one.options.has_critic,
+        "a critic": first.options.has_critic,
         "a KL to the start": bool(recipe.kl_coef),
         "running means (advantage_estimator='ema')": recipe.advantage_estimator == "ema",
         "the entropies of a whole step": "entropy_threshold" in needs(recipe),
@@ -305,21 +308,21 @@ def check_alike(teams: Sequence[CompiledTeam]) -> None:
         "teachers (distill_coef)": recipe.distill_coef > 0,
         "replays (returns='counterfactual')": recipe.returns == "counterfactual",
         "adapters or options of one model's own": bool(extra),
-        "models on devices of their own": one.split,
-        "tasks that are played in place of others (refills)": bool(one.refills.limit),
-        "past selves (league)": one.league is not None,
+        "models on devices of their own": first.split,
+        "tasks that are played in place of others (refills)": bool(first.refills.limit),
+        "past selves (league)": first.league is not None,
     }
-    if found := [reason for reason, there in reasons.items() if there]:
-        raise SweepError(f"a sweep cannot have {found[0]}: train these teams one by one")
+    if conflicts := [reason for reason, present in reasons.items() if present]:
+        raise SweepError(f"a sweep cannot have {conflicts[0]}: train these teams one by one")
 
 
 def stacked_rows(rows: Sequence[PackedRows]) -> PackedRows:
     """Rows of several teams with a first axis of teams, filled up with empty rows to as many as the largest has. NumPy."""
-    most = max(one.tokens.shape[0] for one in rows)
+    most = max(team_rows.tokens.shape[0] for team_rows in rows)
 
-    def filled(one: PackedRows) -> PackedRows:
-        lacking = most - one.tokens.shape[0]
-        padded = jax.tree.map(lambda x: np.pad(x, [(0, lacking)] + [(0, 0)] * (x.ndim - 1)), one)
+    def filled(team_rows: PackedRows) -> PackedRows:
+        lacking = most - team_rows.tokens.shape[0]
+        padded = jax.tree.map(lambda x: np.pad(x, [(0, lacking)] + [(0, 0)] * (x.ndim - 1)), team_rows)
         padded.sample[most - lacking :] = -1
         return padded
 
