@@ -3,7 +3,8 @@
 Command:   python -m experiments.train --config=experiments/configs/distill.py:runs/first --workdir=runs/one
            ... --config.model.preset=micro --config.recipe.policy_coef=1 (the game's rewards beside the teachers)
 Variants:  none; what follows the colon is the directory of the team's run, whose newest checkpoint teaches.
-Expected:  `model/shared/distill_kl/<role>` falls. Hardware: what the team needed; its models are held once more, without an optimizer.
+Expected:  quickstart's team 91 to 94 %, one model of the size of one of its two 90 to 91 %, with 18 % of the tokens (three seeds).
+Hardware:  what the team needed; its models are held once more, without an optimizer. Quickstart's: one core, 2 minutes.
 """
 
 import pathlib
