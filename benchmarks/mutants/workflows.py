@@ -100,7 +100,7 @@ FAULTS = {
         "a role's tool was tried once": ("seconds=seconds, attempts=attempts, replaced=answer.replaced, refused=refused)", "seconds=seconds, attempts=1, replaced=answer.replaced, refused=refused)"),
         "a refusal has no kind": ("type(refusal.__cause__ or refusal).__name__", "type(refusal).__name__"),
         "what a tool's answer replaced is not counted": ("arguments.replaced + answer.replaced + text.replaced", "arguments.replaced + text.replaced"),
-        "a prompt of just its budget is too long": ("if len(talk.ids) <= node.role.max_prompt:", "if len(talk.ids) < node.role.max_prompt:"),
+        "a prompt of just its budget is too long": ("if len(conversation.ids) <= node.role.max_prompt:", "if len(conversation.ids) < node.role.max_prompt:"),
         "a round of tools less": ("range(role.max_tool_rounds + 1)", "range(role.max_tool_rounds)"),
         "uses of tools have one parent": ("answered[number], last = ((event,), answer), event.id", "answered[number] = ((event,), answer)"),
         "a reason has any length": ("read_text(f\"error: {refusal}\"[:MAX_REASON])", "read_text(f\"error: {refusal}\")"),

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from marl_llm.serving.completions import CompletionRequest, ToldReply, used_by
+from marl_llm.serving.completions import Choice, CompletionRequest, used_by
 
 SAME = ("model", "max_tokens", "temperature", "top_p", "stream", "seed")  # `seed` is none of Anthropic's; equal requests need it
 NEUTRAL = {"thinking": ({"type": "disabled"},), "service_tier": ("auto", "standard_only"), "mcp_servers": ([],), "container": ()}
@@ -103,9 +103,9 @@ def _read_choice(choice: Any) -> dict[str, Any]:
     return {"tool_choice": chosen} | ({"parallel_tool_calls": False} if alone else {})
 
 
-def write(request: CompletionRequest, told: Sequence[ToldReply]) -> dict[str, Any]:
+def write(request: CompletionRequest, choices: Sequence[Choice]) -> dict[str, Any]:
     """The answer."""
-    reply, used = told[0], used_by(told)
+    reply, used = choices[0], used_by(choices)
     blocks = [{"type": "text", "text": reply.reply.text}] if reply.reply.text else []
     blocks += [_block(call, json.loads(call["function"]["arguments"])) for call in reply.calls]
     usage = {"input_tokens": used["prompt_tokens"], "output_tokens": used["completion_tokens"]}
@@ -116,9 +116,9 @@ def _head(request: CompletionRequest) -> dict[str, Any]:
     return {"id": f"msg_{time.time_ns()}", "type": "message", "role": "assistant", "model": request.model, "content": []}
 
 
-def _ending(told: ToldReply) -> dict[str, Any]:
-    ending = {"stop_reason": REASONS.get(told.finish_reason or "stop", "end_turn"), "stop_sequence": None}
-    return ending | ({"unmet": list(told.unmet)} if told.unmet else {})
+def _ending(choice: Choice) -> dict[str, Any]:
+    ending = {"stop_reason": REASONS.get(choice.finish_reason or "stop", "end_turn"), "stop_sequence": None}
+    return ending | ({"unmet": list(choice.unmet)} if choice.unmet else {})
 
 
 def _block(call: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,21 +145,21 @@ class MessageEvents:
             self._in_text = True
         self._change({"type": "text_delta", "text": text})
 
-    def end(self, number: int, told: ToldReply) -> None:
+    def end(self, number: int, choice: Choice) -> None:
         """The reply's calls, each whole."""
         self._begin()
         if self._in_text:
             self._stop()
-        for call in told.calls:
+        for call in choice.calls:
             self._start(_block(call, {}))
             self._change({"type": "input_json_delta", "partial_json": call["function"]["arguments"]})
             self._stop()
 
-    def finish(self, told: Sequence[ToldReply]) -> None:
+    def finish(self, choices: Sequence[Choice]) -> None:
         """The reason why it ended, and the counts of tokens."""
-        used = used_by(told)
+        used = used_by(choices)
         usage = {"input_tokens": used["prompt_tokens"], "output_tokens": used["completion_tokens"]}
-        self._send({"type": "message_delta", "delta": _ending(told[0]), "usage": usage})
+        self._send({"type": "message_delta", "delta": _ending(choices[0]), "usage": usage})
         self._send({"type": "message_stop"})
 
     def _begin(self) -> None:

@@ -22,16 +22,16 @@ class CertainText:
       hides_calls: whether tool calls are no part of the text.
     """
 
-    def __init__(self, renderer: Any, talk: Any, stops: Sequence[str] = (), hides_calls: bool = True):
+    def __init__(self, renderer: Any, conversation: Any, stops: Sequence[str] = (), hides_calls: bool = True):
         self._renderer, self._stops = renderer, [stop for stop in stops if stop]
-        self._is_chat = talk is not None and isinstance(renderer, Chat)
+        self._is_chat = conversation is not None and isinstance(renderer, Chat)
         self._calls = renderer.call_reader if self._is_chat and hides_calls else None
         self._begun = False  # text was streamed: calls that stand at a reply's start alone can no longer come
         self._thinks = self._is_chat and renderer.thinks  # it may still turn out to be thinking
         self._strips_newlines = self._ended = False
         self._tail, self._held, self._stream = "", [], TextStream()
         if self._is_chat:
-            self.read(talk.turns[-1].opening)
+            self.read(conversation.turns[-1].opening)
 
     def read(self, ids: Sequence[int]) -> str:
         """The text that became certain with the next ids; a stop id is the last one."""

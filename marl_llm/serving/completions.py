@@ -49,7 +49,7 @@ class CompletionRequest(NamedTuple):
     should be, and further prompts, each of which gets as many; what is asked of the prompts' own tokens."""
 
     model: str
-    said: Any
+    prompt: Any
     options: Options
     stream: bool
     usage: bool
@@ -61,7 +61,7 @@ class CompletionRequest(NamedTuple):
 
     def by_prompt(self) -> list[CompletionRequest]:
         """A request for each prompt."""
-        return [self._replace(said=prompt, further=()) for prompt in (self.said, *self.further)]
+        return [self._replace(prompt=prompt, further=()) for prompt in (self.prompt, *self.further)]
 
 
 def read_request(
@@ -82,14 +82,14 @@ def read_request(
     if not isinstance(stream, bool) or not isinstance(extra, dict):
         raise ValueError("stream must be true or false, and stream_options an object")
     log_probs = 0 if scoring.echo else _wants_log_probs(fields, kind)
-    told = (stream, bool(extra.get("include_usage")), log_probs if scoring.draws else 0)
+    answer = (stream, bool(extra.get("include_usage")), log_probs if scoring.draws else 0)
     if kind == "completions":
         first, *further = _read_prompts(fields.get("prompt"))
         if (count := _read_count(fields)) * (1 + len(further)) > MOST_REPLIES:
             raise ValueError(f"prompt: {1 + len(further)} prompts with n={count} are more than {MOST_REPLIES} replies")
-        return CompletionRequest(name, first, options, *told, count=count, further=tuple(further), scoring=scoring)
+        return CompletionRequest(name, first, options, *answer, count=count, further=tuple(further), scoring=scoring)
     expected = Expected(read_tool_use(fields), *read_format(fields.get("response_format", {"type": "text"})))
-    return CompletionRequest(name, read_messages(fields.get("messages")), options, *told, expected, _read_count(fields))
+    return CompletionRequest(name, read_messages(fields.get("messages")), options, *answer, expected, _read_count(fields))
 
 
 def _read_prompts(field: Any) -> list[str | TokenIds]:
@@ -188,18 +188,18 @@ def _is_reward(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30
 
 
-def told_log_probs(drawn: list[dict[str, Any]], kind: str, top: int) -> dict[str, Any]:
+def listed_log_probs(drawn: list[dict[str, Any]], kind: str, top: int) -> dict[str, Any]:
     """Drawn tokens as the field `logprobs` of a choice; with `top` 1 each is its own likeliest one."""
     if kind != "completions":
         def likeliest(token):
             return [token | {"bytes": None}] * top
 
         return {"content": [token | {"bytes": None, "top_logprobs": likeliest(token)} for token in drawn], "refusal": None}
-    told = {name: [token[key] for token in drawn] for name, key in (("tokens", "token"), ("token_logprobs", "logprob"), ("ids", "id"))}
-    return told | ({"top_logprobs": [{token["token"]: token["logprob"]} for token in drawn]} if top else {})
+    columns = {name: [token[key] for token in drawn] for name, key in (("tokens", "token"), ("token_logprobs", "logprob"), ("ids", "id"))}
+    return columns | ({"top_logprobs": [{token["token"]: token["logprob"]} for token in drawn]} if top else {})
 
 
-class ToldReply(NamedTuple):
+class Choice(NamedTuple):
     """A reply as it is sent: with its tool calls in OpenAI's form, the fields of the request that it does not keep to, its log-probs, and
     those of its prompt."""
 
@@ -220,17 +220,17 @@ class ToldReply(NamedTuple):
         return "tool_calls" if self.calls else self.reply.finish_reason
 
 
-def used_by(choices: Sequence[ToldReply], count: int | None = None) -> dict[str, int]:
+def used_by(choices: Sequence[Choice], count: int | None = None) -> dict[str, int]:
     """The tokens of the prompts, each with `count` replies (None: there is one prompt), and of all replies."""
     prompt = sum(choice.reply.prompt_tokens or 0 for choice in choices[:: count or len(choices)])
     drawn = sum(choice.reply.completion_tokens or 0 for choice in choices)
     return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
 
 
-def completion(request: CompletionRequest, choices: Sequence[ToldReply], kind: str) -> dict[str, Any]:
+def completion(request: CompletionRequest, choices: Sequence[Choice], kind: str) -> dict[str, Any]:
     """The answer to a request that does not stream."""
-    told = [_choice(number, choice, kind) for number, choice in enumerate(choices)]
-    return _head(request.model, kind) | {"choices": told, "usage": used_by(choices, request.count)}
+    listed = [_choice(number, choice, kind) for number, choice in enumerate(choices)]
+    return _head(request.model, kind) | {"choices": listed, "usage": used_by(choices, request.count)}
 
 
 def _head(name: str, kind: str, streams: bool = False) -> dict[str, Any]:
@@ -239,18 +239,18 @@ def _head(name: str, kind: str, streams: bool = False) -> dict[str, Any]:
     return {"id": f"{mark}-{time.time_ns()}", "object": form, "created": int(time.time()), "model": name}
 
 
-def _choice(number: int, choice: ToldReply, kind: str) -> dict[str, Any]:
-    told = {"finish_reason": choice.finish_reason, "logprobs": choice.log_probs} | _unmet(choice)
+def _choice(number: int, choice: Choice, kind: str) -> dict[str, Any]:
+    ending = {"finish_reason": choice.finish_reason, "logprobs": choice.log_probs} | _unmet(choice)
     if kind == "completions":
         scored = {} if choice.prompt_log_probs is None else {"prompt_logprobs": choice.prompt_log_probs}
-        return {"index": number, "text": choice.reply.text} | told | scored
+        return {"index": number, "text": choice.reply.text} | ending | scored
     message: dict[str, Any] = {"role": "assistant", "content": choice.reply.text}
     if choice.calls:
         message |= {"content": choice.reply.text or None, "tool_calls": list(choice.calls)}
-    return {"index": number, "message": message} | told
+    return {"index": number, "message": message} | ending
 
 
-def _unmet(choice: ToldReply) -> dict[str, Any]:
+def _unmet(choice: Choice) -> dict[str, Any]:
     return {"unmet": list(choice.unmet)} if choice.unmet else {}
 
 
@@ -266,7 +266,7 @@ class Events:
         """A piece of a reply."""
         self._say(number, {"content": text} if self._chat else {"text": text})
 
-    def end(self, number: int, choice: ToldReply) -> None:
+    def end(self, number: int, choice: Choice) -> None:
         """A reply's tool calls, and its finish reason with the log-probs of all its tokens."""
         if choice.calls:
             calls = [{"index": place} | call for place, call in enumerate(choice.calls)]
@@ -275,7 +275,7 @@ class Events:
         last = last if self._chat else {"text": ""}
         self._say(number, last, {"finish_reason": choice.finish_reason, "logprobs": choice.log_probs} | _unmet(choice))
 
-    def finish(self, choices: Sequence[ToldReply]) -> None:
+    def finish(self, choices: Sequence[Choice]) -> None:
         """The counts of tokens, if they are asked for."""
         if self._request.usage:
             self._send(self._head | {"choices": [], "usage": used_by(choices, self._request.count)})

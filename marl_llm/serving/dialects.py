@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from marl_llm.serving import anthropic_messages, openai_responses
-from marl_llm.serving.completions import CompletionRequest, Events, ToldReply, completion, error_of
+from marl_llm.serving.completions import Choice, CompletionRequest, Events, completion, error_of
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -19,11 +19,11 @@ class EventWriter(Protocol):
         """A piece of a reply."""
         ...
 
-    def end(self, number: int, told: ToldReply) -> None:
+    def end(self, number: int, choice: Choice) -> None:
         """The end of a reply."""
         ...
 
-    def finish(self, told: Sequence[ToldReply]) -> None:
+    def finish(self, choices: Sequence[Choice]) -> None:
         """The end of the answer."""
         ...
 
@@ -42,15 +42,15 @@ class Dialect(NamedTuple):
 
     kind: str
     translate: Callable[[Mapping[str, Any]], dict[str, Any]]
-    write: Callable[[CompletionRequest, Sequence[ToldReply]], dict[str, Any]]
+    write: Callable[[CompletionRequest, Sequence[Choice]], dict[str, Any]]
     events: Callable[[CompletionRequest, Send], EventWriter]
     error: Callable[[str], dict[str, Any]] = error_of
     names_events: bool = False
 
 
 def _own(kind: str) -> Dialect:
-    def write(request: CompletionRequest, told: Sequence[ToldReply]) -> dict[str, Any]:
-        return completion(request, told, kind)
+    def write(request: CompletionRequest, choices: Sequence[Choice]) -> dict[str, Any]:
+        return completion(request, choices, kind)
 
     def events(request: CompletionRequest, send: Send) -> EventWriter:
         return Events(request, kind, send)

@@ -157,6 +157,6 @@ class EpisodeServer(ChatServer):
         if not request.scoring.draws:
             yield request
             return
-        key = json.dumps([request.model, request.said, request.expected.tools.offered], sort_keys=True)
+        key = json.dumps([request.model, request.prompt, request.expected.tools.offered], sort_keys=True)
         with self.episodes.draw(episode, key, connection) as seed:
             yield request._replace(options=dataclasses.replace(request.options, temperature=self._temperature, top_p=1.0, seed=seed))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from marl_llm.serving.completions import CompletionRequest, ToldReply, used_by
+from marl_llm.serving.completions import Choice, CompletionRequest, used_by
 
 SAME = ("model", "temperature", "top_p", "stream", "seed", "parallel_tool_calls", "user", "metadata", "store", "safety_identifier")
 IGNORED = ("include", "reasoning", "prompt_cache_key", "prompt_cache_retention", "stream_options", "service_tier")  # have no effect here
@@ -91,14 +91,14 @@ def _read_format(text: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {name: value for name, value in form.items() if name != "type"}}}
 
 
-def write(request: CompletionRequest, told: Sequence[ToldReply]) -> dict[str, Any]:
+def write(request: CompletionRequest, choices: Sequence[Choice]) -> dict[str, Any]:
     """The answer."""
     number = time.time_ns()
-    return _response(request, number, told[0], _items(number, told[0], told[0].reply.text), told)
+    return _response(request, number, choices[0], _items(number, choices[0], choices[0].reply.text), choices)
 
 
 def _response(
-    request: CompletionRequest, number: int, reply: ToldReply | None, items: list[dict[str, Any]], told: Sequence[ToldReply]
+    request: CompletionRequest, number: int, reply: Choice | None, items: list[dict[str, Any]], choices: Sequence[Choice]
 ) -> dict[str, Any]:
     """A response; one that is under way has no reply yet."""
     cut = reply is not None and reply.finish_reason == "length"
@@ -110,15 +110,15 @@ def _response(
     head |= {"tools": [{"type": "function", "strict": tool["function"]["name"] in use.strict} | tool["function"] for tool in use.offered]}
     if reply is None:
         return head | {"usage": None}
-    used = used_by(told)
+    used = used_by(choices)
     usage = {"input_tokens": used["prompt_tokens"], "output_tokens": used["completion_tokens"], "total_tokens": used["total_tokens"]}
     usage |= {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
     return head | {"usage": usage} | ({"unmet": list(reply.unmet)} if reply.unmet else {})
 
 
-def _items(number: int, told: ToldReply, text: str) -> list[dict[str, Any]]:
-    items = [_message(number, [_part(text)], "completed")] if text or not told.calls else []
-    return items + [_call(number, place, call, call["function"]["arguments"], "completed") for place, call in enumerate(told.calls)]
+def _items(number: int, choice: Choice, text: str) -> list[dict[str, Any]]:
+    items = [_message(number, [_part(text)], "completed")] if text or not choice.calls else []
+    return items + [_call(number, place, call, call["function"]["arguments"], "completed") for place, call in enumerate(choice.calls)]
 
 
 def _message(number: int, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
@@ -152,19 +152,19 @@ class ResponseEvents:
         self._pieces.append(text)
         self._say("output_text.delta", **self._place(), delta=text, logprobs=[])
 
-    def end(self, number: int, told: ToldReply) -> None:
+    def end(self, number: int, choice: Choice) -> None:
         """The end of the text, and the reply's calls, each whole."""
-        if not told.calls and not self._in_text:
+        if not choice.calls and not self._in_text:
             self.text(0, "")
         self._begin()
-        items = _items(self._number, told, "".join(self._pieces))
+        items = _items(self._number, choice, "".join(self._pieces))
         if self._in_text:
             part = items[0]["content"][0]
             self._say("output_text.done", **self._place(), text=part["text"], logprobs=[])
             self._say("content_part.done", **self._place(), part=part)
             self._say("output_item.done", output_index=0, item=items[0])
-        first = len(items) - len(told.calls)
-        for place, call in enumerate(told.calls):
+        first = len(items) - len(choice.calls)
+        for place, call in enumerate(choice.calls):
             at = {"output_index": first + place, "item_id": items[first + place]["id"]}
             item = _call(self._number, place, call, "", "in_progress")
             self._say("output_item.added", output_index=first + place, item=item)
@@ -172,10 +172,10 @@ class ResponseEvents:
             self._say("function_call_arguments.done", **at, arguments=call["function"]["arguments"], name=item["name"])
             self._say("output_item.done", output_index=first + place, item=items[first + place])
 
-    def finish(self, told: Sequence[ToldReply]) -> None:
+    def finish(self, choices: Sequence[Choice]) -> None:
         """The whole response."""
-        items = _items(self._number, told[0], "".join(self._pieces))
-        whole = _response(self._request, self._number, told[0], items, told)
+        items = _items(self._number, choices[0], "".join(self._pieces))
+        whole = _response(self._request, self._number, choices[0], items, choices)
         self._say(whole["status"], response=whole)
 
     def _begin(self) -> None:

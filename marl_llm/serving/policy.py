@@ -100,7 +100,7 @@ class PolicyReply(ChatReply):
     malformed: int = 0
     shown: str = ""
     streamed: str = dataclasses.field(default="", compare=False)
-    talk: Any = dataclasses.field(default=None, compare=False, repr=False)
+    conversation: Any = dataclasses.field(default=None, compare=False, repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,20 +151,20 @@ class PolicyAnswers:
 
     def replies_to(self, model_request: ModelRequest, count: int = 1, say: Callable[[int, str], None] | None = None) -> list[PolicyReply]:
         """So many replies to one request, each drawn by itself. `say` gets a reply's number and a piece of it, reply after reply."""
-        request, talk = self._request(model_request)
+        request, conversation = self._request(model_request)
         requests = [dataclasses.replace(request, seed=model_request.seed(draw)) for draw in range(count)]
         if say is None:
             handles = [self.engine.submit(engine_request) for engine_request in requests]
             pairs = zip(requests, handles, strict=True)
-            return [self._reply(model_request, engine_request, talk, handle.result()) for engine_request, handle in pairs]
+            return [self._reply(model_request, engine_request, conversation, handle.result()) for engine_request, handle in pairs]
         chunks: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in requests]
         handles = [self.engine.submit(engine_request, on_tokens.put) for engine_request, on_tokens in zip(requests, chunks, strict=True)]
         replies = []
         try:
             for draw, (engine_request, on_tokens, handle) in enumerate(zip(requests, chunks, handles, strict=True)):
-                streamed = self._say(model_request, talk, engine_request, on_tokens, functools.partial(say, draw))
-                reply = self._reply(model_request, engine_request, talk, handle.result())
-                if rest := _unsaid(streamed, reply, talk is not None):
+                streamed = self._stream(model_request, conversation, engine_request, on_tokens, functools.partial(say, draw))
+                reply = self._reply(model_request, engine_request, conversation, handle.result())
+                if rest := _unsaid(streamed, reply, conversation is not None):
                     say(draw, rest)
                 replies.append(dataclasses.replace(reply, streamed=streamed + rest))
         except BaseException:
@@ -173,16 +173,19 @@ class PolicyAnswers:
             raise
         return replies
 
-    def _say(self, model_request: ModelRequest, talk: Any, request: Request, chunks: queue.SimpleQueue, say: Callable[[str], None]) -> str:
+    def _stream(
+        self, model_request: ModelRequest, conversation: Any, request: Request, chunks: queue.SimpleQueue, say: Callable[[str], None]
+    ) -> str:
         """Streams the certain part of a reply while it is drawn, and gives all that was streamed."""
-        certain, pieces = CertainText(self.renderer, talk, request.stop_strings, model_request.reads_calls or not model_request.tools), []
+        hides_calls = model_request.reads_calls or not model_request.tools
+        certain, pieces = CertainText(self.renderer, conversation, request.stop_strings, hides_calls), []
         while (chunk := chunks.get()) is not None:
             if piece := certain.read(chunk.tolist()):
                 say(piece)
                 pieces.append(piece)
         return "".join(pieces)
 
-    def _talk(self, model_request: ModelRequest) -> Any:
+    def _conversation(self, model_request: ModelRequest) -> Any:
         """The messages as a conversation. Raises `ValueError` for what the chat template refuses."""
         messages = said_by(model_request.messages)
         if model_request.past is not None:
@@ -197,7 +200,7 @@ class PolicyAnswers:
 
     def _encode(self, model_request: ModelRequest, most: int) -> tuple[tuple[int, ...], Any]:
         """(ids of a prompt of at most so many tokens, conversation, or None for a text). Raises `RequestError`."""
-        messages, talk = model_request.messages, None
+        messages, conversation = model_request.messages, None
         if (characters := model_request.characters()) > MOST_CHARACTERS * most:
             raise RequestError(
                 f"request refused: the prompt has {characters:,} characters, which do not fit in the {most} tokens that are served"
@@ -206,8 +209,8 @@ class PolicyAnswers:
             if isinstance(messages, str | TokenIds):
                 ids = tuple(self.renderer.tokenizer.encode(messages) if isinstance(messages, str) else messages)
             else:
-                talk = self._talk(model_request)
-                ids = tuple(talk.ids)
+                conversation = self._conversation(model_request)
+                ids = tuple(conversation.ids)
         except (ValueError, TypeError) as error:
             reason = " ".join(str(error).split())
             raise RequestError(f"request refused: the model's format cannot hold these messages: {reason}") from error
@@ -219,7 +222,7 @@ class PolicyAnswers:
             )
         if not 0 < len(ids) <= most:
             raise RequestError(f"request refused: the prompt has {len(ids)} tokens, 1 to {most} are served")
-        return ids, talk
+        return ids, conversation
 
     def scored_ids(self, model_request: ModelRequest) -> tuple[int, ...]:
         """Ids of a prompt that is scored and not continued; it may use the tokens of a reply too. Raises `RequestError`."""
@@ -235,7 +238,7 @@ class PolicyAnswers:
     def _request(self, model_request: ModelRequest) -> tuple[Request, Any]:
         """(request, conversation, or None for a text)."""
         options = model_request.options
-        ids, talk = self._encode(model_request, self.max_prompt)
+        ids, conversation = self._encode(model_request, self.max_prompt)
         if self.over_budget == "refuse" and (options.max_tokens or 0) > self.max_tokens:
             most = f"a reply of {self.model!r} has at most {self.max_tokens}"
             raise RequestError(f"request refused: max_tokens={options.max_tokens}, but {most}")
@@ -245,7 +248,7 @@ class PolicyAnswers:
         )
         stops, budget = tuple(options.stop or ()), min(options.max_tokens or self.max_tokens, self.max_tokens)
         seed = model_request.seed()
-        return Request(ids, seed, budget, self.model, settings, tuple(self.renderer.stop_ids), stops, self.timeout_s), talk
+        return Request(ids, seed, budget, self.model, settings, tuple(self.renderer.stop_ids), stops, self.timeout_s), conversation
 
     def log_probs(self, reply: ChatReply) -> list[dict[str, Any]]:
         """What a reply of this model drew, thinking and stop token included, as in OpenAI's `logprobs`: for each token its text and its
@@ -256,18 +259,18 @@ class PolicyAnswers:
     def _without_stop(self, drawn: list[int]) -> str:
         return self.renderer.tokenizer.decode(drawn[:-1] if drawn and drawn[-1] in self.renderer.stop_ids else drawn)
 
-    def _reply(self, model_request: ModelRequest, request: Request, talk: Any, done: Completion) -> PolicyReply:
+    def _reply(self, model_request: ModelRequest, request: Request, conversation: Any, done: Completion) -> PolicyReply:
         drawn = done.tokens.tolist()
         calls: tuple[ToolCall, ...] = ()
         malformed, after = 0, None
-        if talk is None:
+        if conversation is None:
             text = shown = self._without_stop(drawn)
         else:
-            after = self.renderer.reply(talk, drawn)
+            after = self.renderer.reply(conversation, drawn)
             read = self.renderer.read(after)
             shown = read.content
             if model_request.tools:
-                shown, calls, malformed = self._called(model_request, talk, drawn, read)
+                shown, calls, malformed = self._called(model_request, conversation, drawn, read)
             text = shown if read.finished else self.renderer.tokenizer.decode(drawn)
         version, drawing = done.version if self.version is None else self.version, request.settings
         sampled = {"prompt": list(request.prompt), "ids": drawn, "version": version}
@@ -278,17 +281,19 @@ class PolicyAnswers:
         named = tuple(call_of(_id_of(request.seed, place), call.name, call.arguments) for place, call in enumerate(calls))
         reply = PolicyReply(
             text, finish, len(request.prompt), len(drawn), sampled=sampled, tool_calls=named, malformed=malformed, shown=shown,
-            streamed=text, talk=after,
+            streamed=text, conversation=after,
         )  # fmt: skip
         check_numbers(reply)
         return reply
 
-    def _called(self, model_request: ModelRequest, talk: Any, drawn: list[int], read: Reply) -> tuple[str, tuple[ToolCall, ...], int]:
+    def _called(
+        self, model_request: ModelRequest, conversation: Any, drawn: list[int], read: Reply
+    ) -> tuple[str, tuple[ToolCall, ...], int]:
         """(text, calls, number of malformed calls) of a reply to a request with tools.
 
         A reply with a call that cannot be read, or is cut off, remains text as a whole: half of it would be misread.
         """
-        opened = [*talk.turns[-1].opening, *(drawn[:-1] if read.finished else drawn)]
+        opened = [*conversation.turns[-1].opening, *(drawn[:-1] if read.finished else drawn)]
         whole = read_reply(self.renderer.tokenizer.decode(opened), read.finished, self.renderer.thinks, None).content
         if not model_request.reads_calls:
             return whole, (), 0

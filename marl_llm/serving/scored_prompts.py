@@ -93,15 +93,15 @@ def score_prompt(model: PolicyAnswers, request: ModelRequest, scoring: PromptSco
     if scoring.draws:
         reply = model.reply_to(request)
         whole = (*ids, *reply.sampled["ids"])
-    log_probs = told = None
+    log_probs = of_prompt = None
     if scoring.most is not None:
         scores = model.score(whole if scoring.echo else ids, scoring.most)
         log_probs = None if scoring.top is None else echoed_log_probs(tokenizer, whole, scores, scoring.top)
-        told = None if scoring.prompt_top is None else prompt_log_probs(tokenizer, ids, scores, scoring.prompt_top)
+        of_prompt = None if scoring.prompt_top is None else prompt_log_probs(tokenizer, ids, scores, scoring.prompt_top)
     if scoring.echo:
         prompt = request.messages if isinstance(request.messages, str) else tokenizer.decode(ids)
         reply = dataclasses.replace(reply, text=prompt + reply.text)
-    return ScoredPrompt(reply, log_probs, told)
+    return ScoredPrompt(reply, log_probs, of_prompt)
 
 
 def prompt_log_probs(tokenizer: Tokenizer, ids: Sequence[int], scores: PromptScores, top: int) -> list[dict[str, Any] | None]:
@@ -112,13 +112,13 @@ def prompt_log_probs(tokenizer: Tokenizer, ids: Sequence[int], scores: PromptSco
     def entry(token: int, log_prob: float, rank: int) -> dict[str, Any]:
         return {"logprob": log_prob, "rank": rank, "decoded_token": texts[str(token)]}
 
-    told: list[dict[str, Any] | None] = [None]
+    entries_of_tokens: list[dict[str, Any] | None] = [None]
     for place, token in enumerate(ids[1:]):
         likeliest = zip(scores.top_ids[place, :top].tolist(), scores.top_log_probs[place, :top].tolist(), itertools.count(1))
-        entries = {str(token_id): entry(token_id, log_prob, rank) for token_id, log_prob, rank in likeliest}
-        own = {str(token): entry(token, float(scores.log_probs[place]), int(scores.ranks[place]))}
-        told.append(own | entries | own)
-    return told
+        likeliest_entries = {str(token_id): entry(token_id, log_prob, rank) for token_id, log_prob, rank in likeliest}
+        drawn_entry = {str(token): entry(token, float(scores.log_probs[place]), int(scores.ranks[place]))}
+        entries_of_tokens.append(drawn_entry | likeliest_entries | drawn_entry)
+    return entries_of_tokens
 
 
 def echoed_log_probs(tokenizer: Tokenizer, ids: Sequence[int], scores: PromptScores, top: int) -> dict[str, Any]:

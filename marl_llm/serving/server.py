@@ -22,12 +22,12 @@ from marl_llm.reporting.files import LineFile
 from marl_llm.sampling.requests import RequestError
 from marl_llm.serving.completions import (
     MAX_BODY,
+    Choice,
     CompletionRequest,
-    ToldReply,
     error_of,
+    listed_log_probs,
     read_request,
     read_reward,
-    told_log_probs,
 )
 from marl_llm.serving.dialects import DIALECTS, EventWriter
 from marl_llm.serving.policy import Answer, ModelRequest, NotFinite, PolicyAnswers, PolicyReply, TokenIds, check_numbers
@@ -222,24 +222,24 @@ class ChatServer:
         events = dialect.events(request, send) if request.stream and send is not None else None
         key = None if episode is None else self._kept.key(episode, kind, body)
         kept = None if key is None else self._kept.find(key, connection)
-        told = self._draw(request, dialect.kind, episode, events, connection) if kept is None else kept
+        choices = self._draw(request, dialect.kind, episode, events, connection) if kept is None else kept
         if key is not None:
-            self._kept.keep(key, told)
-        tokens = sum(choice.reply.completion_tokens or 0 for choice in told)
+            self._kept.keep(key, choices)
+        tokens = sum(choice.reply.completion_tokens or 0 for choice in choices)
         if events is None:
-            return tokens, dialect.write(request, told)
-        for number, choice in enumerate(told):
+            return tokens, dialect.write(request, choices)
+        for number, choice in enumerate(choices):
             if kept is not None:
                 events.text(number, choice.streamed)
             events.end(number, choice)
-        events.finish(told)
+        events.finish(choices)
         return tokens, {}
 
     def _draw(
         self, request: CompletionRequest, kind: str, episode: str | None, events: EventWriter | None, connection: Connection
-    ) -> list[ToldReply]:
+    ) -> list[Choice]:
         """The replies to a request, recorded if it is an episode's. Raises `ClientLeft` in place of recording what nobody would read."""
-        told: list[ToldReply] = []
+        choices: list[Choice] = []
         lines: list[dict[str, Any]] = []
         if episode is not None and connection.is_closed():  # while it waited for its turn
             raise ClientLeft
@@ -249,20 +249,20 @@ class ChatServer:
             for prompt_request in request.by_prompt():
                 prompt_request = drawing.enter_context(self._drawn_as(prompt_request, episode, connection))
                 if prompt_request.scoring.is_asked:
-                    told.append(self._scored(prompt_request, 1 + len(request.further)))
+                    choices.append(self._scored(prompt_request, 1 + len(request.further)))
                     continue
                 match = self._match(prompt_request, episode)
-                say = None if events is None else functools.partial(_say, events, len(told))
+                say = None if events is None else functools.partial(_say, events, len(choices))
                 replies = self._replies(prompt_request, match, say)
                 if episode is not None and connection.is_closed():
                     raise ClientLeft
-                more = [self._told(prompt_request, reply, kind) for reply in replies]
+                more = [self._choice(prompt_request, reply, kind) for reply in replies]
                 counts = {} if episode is None else self._keep_talks(prompt_request, episode, match, replies)
                 lines += [_line(prompt_request, choice) | counts for choice in more]
-                told += more
+                choices += more
             if episode is not None:
                 self._record.keep(episode, *lines)
-        return told
+        return choices
 
     @contextlib.contextmanager
     def _drawn_as(self, request: CompletionRequest, episode: str | None, connection: Connection) -> Iterator[CompletionRequest]:
@@ -271,38 +271,39 @@ class ChatServer:
 
     def _match(self, request: CompletionRequest, episode: str | None) -> Match:
         """The prefix of a request's messages that the episode's earlier replies hold as ids."""
-        if episode is None or isinstance(request.said, str | TokenIds) or not isinstance(self.models[request.model], PolicyAnswers):
+        if episode is None or isinstance(request.prompt, str | TokenIds) or not isinstance(self.models[request.model], PolicyAnswers):
             return Match()
-        return self._sessions.match(episode, request.model, request.expected.tools.offered, request.said)
+        return self._sessions.match(episode, request.model, request.expected.tools.offered, request.prompt)
 
     def _replies(self, request: CompletionRequest, match: Match, say: Callable[[int, str], None] | None) -> Sequence[ChatReply]:
         """The replies of the model; `say` gets a reply's number and a piece of it. Raises `ValueError` for what the model cannot do."""
         model, tools = self.models[request.model], request.expected.tools
         if isinstance(model, PolicyAnswers):
-            model_request = ModelRequest(request.said, request.options, tools.offered, tools.reads_calls, match.talk, match.covered)
+            known = match.conversation, match.covered
+            model_request = ModelRequest(request.prompt, request.options, tools.offered, tools.reads_calls, *known)
             return model.replies_to(model_request, request.count, say)
         if request.log_probs or tools.offered:
             what = "tells no logprobs" if request.log_probs else "takes no tools"
             raise ValueError(f"the model {request.model!r} {what}")
-        if isinstance(request.said, TokenIds):
+        if isinstance(request.prompt, TokenIds):
             raise ValueError(f"the model {request.model!r} takes no prompt as ids")
-        replies = [model(request.said, request.options) for _ in range(request.count)]
+        replies = [model(request.prompt, request.options) for _ in range(request.count)]
         for number, reply in enumerate(replies):
             check_numbers(reply)
             if say is not None and reply.text:
                 say(number, reply.text)
         return replies
 
-    def _scored(self, request: CompletionRequest, prompts: int) -> ToldReply:
+    def _scored(self, request: CompletionRequest, prompts: int) -> Choice:
         """A prompt, one of so many, with the log-probs of its tokens and its reply. Raises `ValueError` and `RequestError`."""
         model = self.models[request.model]
         if not isinstance(model, PolicyAnswers):
             raise ValueError(f"the model {request.model!r} scores no prompts (echo, prompt_logprobs)")
-        scored = score_prompt(model, ModelRequest(request.said, request.options), request.scoring, prompts)
-        told = self._told(request, scored.reply, "completions")
-        return told._replace(log_probs=scored.log_probs or told.log_probs, prompt_log_probs=scored.prompt_log_probs)
+        scored = score_prompt(model, ModelRequest(request.prompt, request.options), request.scoring, prompts)
+        choice = self._choice(request, scored.reply, "completions")
+        return choice._replace(log_probs=scored.log_probs or choice.log_probs, prompt_log_probs=scored.prompt_log_probs)
 
-    def _told(self, request: CompletionRequest, reply: ChatReply, kind: str) -> ToldReply:
+    def _choice(self, request: CompletionRequest, reply: ChatReply, kind: str) -> Choice:
         """A reply, checked and counted."""
         calls = reply.tool_calls if isinstance(reply, PolicyReply) else ()
         unmet = request.expected.unmet(reply.text, calls)
@@ -310,19 +311,19 @@ class ChatServer:
         self._count("malformed_calls", reply.malformed if isinstance(reply, PolicyReply) else 0)
         log_probs = None
         if request.log_probs:
-            log_probs = told_log_probs(self.models[request.model].log_probs(reply), kind, request.log_probs - 1)
-        return ToldReply(reply, calls if request.expected.tools.parallel else calls[:1], tuple(unmet), log_probs)
+            log_probs = listed_log_probs(self.models[request.model].log_probs(reply), kind, request.log_probs - 1)
+        return Choice(reply, calls if request.expected.tools.parallel else calls[:1], tuple(unmet), log_probs)
 
     def _keep_talks(self, request: CompletionRequest, episode: str, match: Match, replies: Sequence[ChatReply]) -> dict[str, int]:
         """Keeps the ids of replies for the episode's next requests. Gives the request's counts; none of a prompt or a function."""
-        if isinstance(request.said, str | TokenIds) or not all(isinstance(reply, PolicyReply) for reply in replies):
+        if isinstance(request.prompt, str | TokenIds) or not all(isinstance(reply, PolicyReply) for reply in replies):
             return {}
         keys, tools = {}, request.expected.tools
         for reply in replies:
             calls = reply.tool_calls if tools.parallel else reply.tool_calls[:1]
             for text in {reply.text, reply.streamed}:
                 message = {"role": "assistant", "content": text, "tool_calls": calls}
-                keys[keys_of(request.model, tools.offered, [*request.said, message])[-1]] = reply.talk
+                keys[keys_of(request.model, tools.offered, [*request.prompt, message])[-1]] = reply.conversation
         return self._sessions.keep(episode, match, replies[0].sampled["prompt"], keys)
 
     def episode(self, episode: str) -> dict[str, Any]:
@@ -352,12 +353,12 @@ class ChatServer:
             self._counts[name] += by
 
 
-def _line(request: CompletionRequest, told: ToldReply) -> dict[str, Any]:
+def _line(request: CompletionRequest, choice: Choice) -> dict[str, Any]:
     """A reply as it is recorded."""
-    line = {"model": request.model, "messages": request.said, "text": told.reply.text, "finish_reason": told.finish_reason}
+    line = {"model": request.model, "messages": request.prompt, "text": choice.reply.text, "finish_reason": choice.finish_reason}
     if tools := request.expected.tools.offered:
-        line |= {"tools": tools, "tool_calls": told.calls}
-    return line | dict(told.reply.sampled or {})
+        line |= {"tools": tools, "tool_calls": choice.calls}
+    return line | dict(choice.reply.sampled or {})
 
 
 def _say(events: EventWriter, first: int, number: int, text: str) -> None:

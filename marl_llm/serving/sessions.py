@@ -22,7 +22,7 @@ COUNTS = ("lineages", "relayed", "forked", "reencoded")
 class _Known:
     """A conversation that ends with a reply, and its first continuation."""
 
-    talk: Any
+    conversation: Any
     next: str = ""
 
 
@@ -37,7 +37,7 @@ class Match:
       foreign: whether an assistant's message stands among the others.
     """
 
-    talk: Any = None
+    conversation: Any = None
     covered: int = 0
     forks: bool = False
     foreign: bool = False
@@ -66,14 +66,15 @@ class SessionTree:
             known = self._known.get(keys[covered - 1]) if messages[covered - 1]["role"] == "assistant" else None
             if known is not None:
                 forks, known.next = known.next not in ("", keys[-1]), known.next or keys[-1]
-                return Match(known.talk, covered, forks, _has_assistant(messages[covered:]))
+                return Match(known.conversation, covered, forks, _has_assistant(messages[covered:]))
         return Match(foreign=_has_assistant(messages))
 
     def count(self, match: Match, prompt: Sequence[int]) -> dict[str, int]:
         """Counts a request by its prompt, and gives its own counts."""
-        past = () if match.talk is None else match.talk.ids
+        past = () if match.conversation is None else match.conversation.ids
         relayed = len(past) if past and tuple(prompt[: len(past)]) == tuple(past) else 0
-        encoded_again = match.foreign or match.talk is not None and not relayed  # the template took no message behind the known ones
+        refused = match.conversation is not None and not relayed  # the template took no message behind the known ones
+        encoded_again = match.foreign or refused
         counts = {
             "lineages": int(not relayed or match.forks),
             "relayed": relayed,
@@ -85,7 +86,7 @@ class SessionTree:
 
     def keep(self, replies: Mapping[str, Any]) -> None:
         """Knows replies by their keys from now on. A later reply of the same words takes the place of an earlier one."""
-        self._known |= {key: _Known(talk) for key, talk in replies.items()}
+        self._known |= {key: _Known(conversation) for key, conversation in replies.items()}
 
     def forget(self) -> None:
         """Forgets the replies, not the counts."""

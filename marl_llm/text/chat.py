@@ -68,14 +68,14 @@ class Conversation:
       sample: how often a prompt did not extend the one before.
       waiting: the ids end with a generation prompt.
       rewritten: the template would have written another prompt than these ids.
-      said: the messages as the template is given them, with slots for the policy's; tools: what it is offered; text: their rendering.
+      messages: as the template is given them, with slots for the policy's; tools: what it is offered; text: their rendering.
     """
 
     turns: tuple[Turn, ...]
     sample: int = 0
     waiting: bool = True
     rewritten: bool = False
-    said: tuple[Message, ...] = ()
+    messages: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     text: str = ""
 
@@ -262,7 +262,7 @@ class Chat:
             raise ValueError("a conversation starts with at least one message")
         guarded, offered = tuple(map(self._guarded, messages)), self._offered(tools)
         text = self._render(guarded, offered, True)
-        return Conversation((self._ask(text, None),), said=guarded, tools=offered, text=text)
+        return Conversation((self._ask(text, None),), messages=guarded, tools=offered, text=text)
 
     def _ask(self, text: str, before: str | None) -> Turn:
         """A turn that waits for its reply, from a rendering that ends with a generation prompt."""
@@ -276,46 +276,47 @@ class Chat:
         start = text.find(THINK, place, end)
         return end if start < 0 else start
 
-    def reply(self, talk: Conversation, ids: Iterable[SupportsInt]) -> Conversation:
+    def reply(self, conversation: Conversation, ids: Iterable[SupportsInt]) -> Conversation:
         """Appends what the policy emitted, its stop token included, verbatim. Raises `ValueError` if nobody was asked."""
-        if not talk.waiting:
+        if not conversation.waiting:
             raise ValueError("the last turn already has its reply; extend the conversation first")
         ids = tuple(checked_ids(ids, self.tokenizer.vocab_size, "tokenizer's"))
-        turns = (*talk.turns[:-1], dataclasses.replace(talk.turns[-1], reply=ids))
-        return dataclasses.replace(talk, turns=turns, waiting=False)
+        turns = (*conversation.turns[:-1], dataclasses.replace(conversation.turns[-1], reply=ids))
+        return dataclasses.replace(conversation, turns=turns, waiting=False)
 
-    def extend(self, talk: Conversation, messages: Sequence[Message], foreign: bool = False) -> Conversation:
+    def extend(self, conversation: Conversation, messages: Sequence[Message], foreign: bool = False) -> Conversation:
         """Closes the last turn, adds what others say, and asks again.
 
         A reply that was cut off gets the template's end of a turn, as a token that nobody emitted. Raises `ValueError` on an assistant's
         message, which `foreign` takes as text that the policy did not emit, and for what the template refuses.
         """
-        if talk.waiting:
+        if conversation.waiting:
             raise ValueError("the last turn waits for its reply; add that first")
         if not messages or not foreign and any(m.role == "assistant" for m in messages):
             raise ValueError("extend takes at least one message, of users, tools or the system; an assistant's is added by reply")
-        number, last = len(talk.turns) - 1, talk.turns[-1]
-        reply = self.read(talk)
+        number, last = len(conversation.turns) - 1, conversation.turns[-1]
+        reply = self.read(conversation)
         answered = reply.tool_calls if any(m.role == "tool" for m in messages) else ()
-        all_messages = (*talk.said, self._slotted(reply, answered, number), *map(self._guarded, messages))
+        all_messages = (*conversation.messages, self._slotted(reply, answered, number), *map(self._guarded, messages))
         try:
-            text = self._render(all_messages, talk.tools, True)
+            text = self._render(all_messages, conversation.tools, True)
         except TemplateError:
             if len(answered) < 2:
                 raise
-            all_messages = (*talk.said, self._slotted(reply, answered[-1:], number), *map(self._guarded, messages))
-            text = self._render(all_messages, talk.tools, True)  # some templates take one call in a message
+            all_messages = (*conversation.messages, self._slotted(reply, answered[-1:], number), *map(self._guarded, messages))
+            text = self._render(all_messages, conversation.tools, True)  # some templates take one call in a message
         end = _end_of_slots(text, number)
-        turns = (*talk.turns, self._ask(self._behind(text[end:], last.reply), ""))
-        rewritten = talk.rewritten or not self._as_said(talk, reply, text[:end]) or not self._ends_alike(text[end:], last.reply)
-        grown = dataclasses.replace(talk, turns=turns, waiting=True, rewritten=rewritten, said=all_messages, text=text)
+        turns = (*conversation.turns, self._ask(self._behind(text[end:], last.reply), ""))
+        as_it_grew = self._shows_as_said(conversation, reply, text[:end]) and self._ends_alike(text[end:], last.reply)
+        rewritten = conversation.rewritten or not as_it_grew
+        grown = dataclasses.replace(conversation, turns=turns, waiting=True, rewritten=rewritten, messages=all_messages, text=text)
         if self.history == "template" and rewritten:
-            turns = self._turns_of(talk, text)
+            turns = self._turns_of(conversation, text)
             grown = dataclasses.replace(grown, turns=turns)
-            if not extends(talk, grown):
+            if not extends(conversation, grown):
                 past = tuple(dataclasses.replace(turn, fresh=False) for turn in turns[:-1])
-                return dataclasses.replace(grown, turns=(*past, turns[-1]), sample=talk.sample + 1)
-        if not extends(talk, grown):
+                return dataclasses.replace(grown, turns=(*past, turns[-1]), sample=conversation.sample + 1)
+        if not extends(conversation, grown):
             raise RuntimeError("law 1: the new prompt does not extend the last one; please report this with the tokenizer and the template")
         return grown
 
@@ -345,24 +346,25 @@ class Chat:
         finished = turn.reply[-1:] != () and turn.reply[-1] in self.stop_ids
         return self.tokenizer.decode([*turn.opening, *(turn.reply[:-1] if finished else turn.reply)])
 
-    def _as_said(self, talk: Conversation, reply: Reply, shown: str) -> bool:
+    def _shows_as_said(self, conversation: Conversation, reply: Reply, shown: str) -> bool:
         """Whether the template shows all up to the last reply's end as it was said. Of a reply with tool calls only what precedes it."""
         if reply.tool_calls:
-            return shown.startswith(talk.text)
-        number, last = len(talk.turns) - 1, talk.turns[-1]
-        before = talk.text[: self._start_of_thought(talk.text, len(talk.text))] if last.opening else talk.text
+            return shown.startswith(conversation.text)
+        number, last = len(conversation.turns) - 1, conversation.turns[-1]
+        before = conversation.text
+        before = before[: self._start_of_thought(before, len(before))] if last.opening else before
         if not shown.startswith(before):
             return False
         words = {slot(f"t{number}"): reply.thinking or "", slot(number): reply.content}
         return _fill(shown[len(before) :], words) == self._text_of(last)
 
-    def _turns_of(self, talk: Conversation, text: str) -> tuple[Turn, ...]:
+    def _turns_of(self, conversation: Conversation, text: str) -> tuple[Turn, ...]:
         """The turns of a whole rendering: the template's words encoded anew, and the policy's own ids where its words stand.
 
         A reply whose thinking the template drops stands without it.
         """
         turns, place, before = [], 0, None
-        for number, turn in enumerate(talk.turns):
+        for number, turn in enumerate(conversation.turns):
             at = text.find(slot(number))
             if at < 0:
                 raise TemplateError("history='template': the chat template shows a reply's tool calls alone; use history='keep'")
@@ -393,9 +395,9 @@ class Chat:
         text = self._render([Message("user", "?"), message, Message("user", "?")], (), False)
         return not text[: max(0, text.find(slot(0)))].endswith("\n\n")
 
-    def read(self, talk: Conversation) -> Reply:
+    def read(self, conversation: Conversation) -> Reply:
         """The last reply as text: thinking, content, and tool calls. Never fails on what a policy may have said."""
-        turn = talk.turns[-2] if talk.waiting and len(talk.turns) > 1 else talk.turns[-1]
+        turn = conversation.turns[-2] if conversation.waiting and len(conversation.turns) > 1 else conversation.turns[-1]
         finished = turn.reply[-1:] != () and turn.reply[-1] in self.stop_ids
         return read_reply(self._text_of(turn), finished, self.thinks, self.call_reader)
 

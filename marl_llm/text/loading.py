@@ -72,16 +72,16 @@ def try_template(chat: Chat) -> list[TrialResult]:
             continue
         messages = list(trial.start)
         try:
-            talk = chat.start(trial.start, (TOOL,) if calls else ())
+            conversation = chat.start(trial.start, (TOOL,) if calls else ())
             for reply, heard in zip(trial.replies, trial.heard, strict=True):
-                talk = chat.extend(chat.reply(talk, spoken(chat, reply)), heard)
+                conversation = chat.extend(chat.reply(conversation, spoken(chat, reply)), heard)
                 messages += [reply, *heard]
             whole = chat.encode_messages(messages, (TOOL,) if calls else ())
         except TemplateError as error:
             results.append(TrialResult(trial.name, False, str(error)))
             continue
-        check_contents(unmarked(talk.text), [message for message in messages if message.role != "assistant"])
-        results.append(TrialResult(trial.name, talk.ids == whole))
+        check_contents(unmarked(conversation.text), [message for message in messages if message.role != "assistant"])
+        results.append(TrialResult(trial.name, conversation.ids == whole))
     return results
 
 

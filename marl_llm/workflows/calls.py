@@ -26,7 +26,7 @@ from marl_llm.workflows.nodes import Call, FunctionNode, Tool
 from marl_llm.workflows.play import run_all
 from marl_llm.workflows.renderer import Renderer, prompt_of, spoken_ids
 from marl_llm.workflows.roles import BOUNDS, MAX_REASON, AgentTool, RoleTool
-from marl_llm.workflows.state import State, Talk
+from marl_llm.workflows.state import RoleHistory, State
 from marl_llm.workflows.threads import Late, Stalled, Threads
 from marl_llm.workflows.trajectory import Event, RoleCall, Task, ToolUse
 
@@ -81,25 +81,26 @@ class Speaker:
         events: list[Event] = []
         renderer = self._renderer.get(model)
         try:
-            earlier = state.talks.get(role.name)
+            earlier = state.histories.get(role.name)
             opening = prompt_of(role, renderer, state.fields, earlier)
         except PromptTooLong as error:
             raise PlayFailure(node.name, "prompt", str(error), retriable=False) from error
-        talk, replaced = opening.talk, opening.replaced
+        conversation, replaced = opening.conversation, opening.replaced
         messages = [*(earlier.messages if earlier else ()), *opening.messages]
         prompt = "\n".join(message.content for message in opening.messages)
         last, common["trimmed"] = state.last, opening.trimmed
         for number in range(role.max_tool_rounds + 1):
             seed = (step, task.number, agent, first + number, branch)
-            prompt_ids = () if talk is None else talk.ids
-            common["rewritten"] = talk.rewritten if talk is not None and talk.said and len(talk.turns) > 1 else None
+            prompt_ids = () if conversation is None else conversation.ids
+            was_extended = conversation is not None and conversation.messages and len(conversation.turns) > 1
+            common["rewritten"] = conversation.rewritten if was_extended else None
             request = first + number
             common |= dict(id=f"{node.name}:{request}:{branch}", parents=last, request_number=request, seed=seed, choice=choice)
             common |= dict(group=group if number == 0 else f"{request}:{branch}", prompt=prompt, prompt_ids=prompt_ids)
             common["messages"] = tuple(messages)
             drawn = sum(event.tokens.size for event in events if isinstance(event, RoleCall) and event.node == node.name)
             left = None if state.tokens_left is None else state.tokens_left - drawn
-            response, talk, tool_calls = await self._respond(node, state, talk, messages, seed, left)
+            response, conversation, tool_calls = await self._respond(node, state, conversation, messages, seed, left)
             text = read_text(response["text"])
             response["text"], replaced = text.value, replaced + text.replaced
             if role.tools and tool_calls and number < role.max_tool_rounds and (left is None or response["tokens"].size < left):
@@ -109,19 +110,19 @@ class Speaker:
                 uses, answers, last = await self._use_role_tools(caller, tool_calls, task, identity)
                 events, replaced = [*events, *uses], 0
                 messages = [*messages, Message("assistant", response["text"]), *answers]
-                talk, prompt = _extended(node, renderer, talk, answers), "\n".join(message.content for message in answers)
+                conversation, prompt = _extended(node, renderer, conversation, answers), "\n".join(message.content for message in answers)
                 continue
             writes, illegal, more = role.hear(response["text"], response["tokens"].tolist(), state.fields)
             events.append(RoleCall(**common, **response, writes=writes, illegal=illegal, replaced=replaced + more))
             break
         after = state.after(*events)
         if role.continues:
-            conversation = Talk(talk, (*messages, Message("assistant", response["text"])))
-            after = after._replace(talks={**state.talks, role.name: conversation})
+            history = RoleHistory(conversation, (*messages, Message("assistant", response["text"])))
+            after = after._replace(histories={**state.histories, role.name: history})
         return tuple(events), after
 
     async def _respond(
-        self, node: Call, state: State, talk: Conversation | None, messages: list[Message], seed: tuple[int, ...], left: int | None
+        self, node: Call, state: State, conversation: Conversation | None, messages: list[Message], seed: tuple[int, ...], left: int | None
     ) -> tuple[dict[str, Any], Conversation | None, tuple[ToolCall, ...]]:
         """What the role's player says, as fields of a `RoleCall`; the conversation with it; and the tools that it calls.
 
@@ -130,21 +131,21 @@ class Speaker:
         role, model = node.role, self._assignment.roles[node.role.name]
         player, renderer = self._assignment.model(role.name), self._renderer.get(model)
         if isinstance(player, Outside):
-            return await self._from_outside(node, player, messages, seed[-1]), talk, ()
+            return await self._from_outside(node, player, messages, seed[-1]), conversation, ()
         if isinstance(player, Scripted):
             response = self._from_script(node, player, state, messages, seed, renderer)
-            if talk is not None and (role.continues or role.tools):
-                talk = renderer.reply(talk, response["tokens"].tolist())
-            return response, talk, renderer.read(talk).tool_calls if role.tools and talk is not None else ()
+            if conversation is not None and (role.continues or role.tools):
+                conversation = renderer.reply(conversation, response["tokens"].tolist())
+            return response, conversation, renderer.read(conversation).tool_calls if role.tools and conversation is not None else ()
         max_tokens = role.max_tokens if left is None else min(left, role.max_tokens)
-        response = await self._from_policy(node, model, () if talk is None else talk.ids, seed, max_tokens)
+        response = await self._from_policy(node, model, () if conversation is None else conversation.ids, seed, max_tokens)
         try:
-            talk = renderer.reply(talk, response["tokens"].tolist())
-            reply = renderer.read(talk)
+            conversation = renderer.reply(conversation, response["tokens"].tolist())
+            reply = renderer.read(conversation)
         except ValueError as error:  # the vocabularies of model and tokenizer differ
             raise WorkflowError(f"node {node.name!r}: its response cannot be read: {error}") from error
         response["text"], response["unfinished_think"] = reply.content, reply.unfinished_think
-        return response, talk, reply.tool_calls
+        return response, conversation, reply.tool_calls
 
     def _from_script(
         self, node: Call, player: Scripted, state: State, messages: list[Message], seed: tuple[int, ...], renderer: Renderer | None
@@ -355,15 +356,15 @@ def _refusal(refusal: ToolRefusal) -> tuple[Said, str]:
     return read_text(f"error: {refusal}"[:MAX_REASON]), type(refusal.__cause__ or refusal).__name__
 
 
-def _extended(node: Call, renderer: Renderer, talk: Conversation, answers: Sequence[Message]) -> Conversation:
+def _extended(node: Call, renderer: Renderer, conversation: Conversation, answers: Sequence[Message]) -> Conversation:
     """The conversation with what tools answered. Raises `PlayFailure` where its role cannot read that."""
     try:
-        talk = renderer.extend(talk, answers)
+        conversation = renderer.extend(conversation, answers)
     except TemplateError as error:
         raise PlayFailure(node.name, "prompt", f"tool results: {error}", retriable=False) from error
-    if len(talk.ids) <= node.role.max_prompt:
-        return talk
-    raise PlayFailure(node.name, "prompt", f"tool results grew the prompt to {len(talk.ids)} tokens", retriable=False)
+    if len(conversation.ids) <= node.role.max_prompt:
+        return conversation
+    raise PlayFailure(node.name, "prompt", f"tool results grew the prompt to {len(conversation.ids)} tokens", retriable=False)
 
 
 def _tool_use(

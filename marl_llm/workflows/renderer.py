@@ -15,7 +15,7 @@ from marl_llm.text.chat import Turn
 from marl_llm.text.rendering import TemplateError, TemplateLimitError
 from marl_llm.workflows.errors import PromptTooLong, WorkflowError
 from marl_llm.workflows.roles import Role
-from marl_llm.workflows.state import Talk
+from marl_llm.workflows.state import RoleHistory
 
 
 @runtime_checkable
@@ -31,15 +31,15 @@ class Renderer(Protocol):
         """A conversation whose ids are the prompt."""
         ...
 
-    def reply(self, talk: Conversation, ids: Iterable[SupportsInt]) -> Conversation:
+    def reply(self, conversation: Conversation, ids: Iterable[SupportsInt]) -> Conversation:
         """The same with the sampled ids, verbatim."""
         ...
 
-    def extend(self, talk: Conversation, messages: Sequence[Message]) -> Conversation:
+    def extend(self, conversation: Conversation, messages: Sequence[Message]) -> Conversation:
         """The same with what others say, asking again; for roles that continue."""
         ...
 
-    def read(self, talk: Conversation) -> Reply:
+    def read(self, conversation: Conversation) -> Reply:
         """The last reply as text."""
         ...
 
@@ -69,19 +69,19 @@ class PlainText:
         head = tuple(self.tokenizer.encode(self.between.join(message.content for message in messages)))
         return Conversation((Turn(head),))
 
-    def reply(self, talk: Conversation, ids: Iterable[SupportsInt]) -> Conversation:
+    def reply(self, conversation: Conversation, ids: Iterable[SupportsInt]) -> Conversation:
         """Appends the sampled ids."""
-        last = dataclasses.replace(talk.turns[-1], reply=tuple(map(int, ids)))
-        return Conversation((*talk.turns[:-1], last), waiting=False)
+        last = dataclasses.replace(conversation.turns[-1], reply=tuple(map(int, ids)))
+        return Conversation((*conversation.turns[:-1], last), waiting=False)
 
-    def extend(self, talk: Conversation, messages: Sequence[Message], foreign: bool = False) -> Conversation:
+    def extend(self, conversation: Conversation, messages: Sequence[Message], foreign: bool = False) -> Conversation:
         """Adds the messages' text behind the last reply, and asks again. A reply that was cut off has no stop token, and gets none."""
         text = "".join(self.between + message.content for message in messages)
-        return Conversation((*talk.turns, Turn(tuple(self.tokenizer.encode(text)))))
+        return Conversation((*conversation.turns, Turn(tuple(self.tokenizer.encode(text)))))
 
-    def read(self, talk: Conversation) -> Reply:
+    def read(self, conversation: Conversation) -> Reply:
         """The reply's text, its stop token left out."""
-        ids = talk.turns[-1].reply
+        ids = conversation.turns[-1].reply
         finished = bool(ids) and ids[-1] in self.stop_ids
         return Reply(self.tokenizer.decode(ids[:-1] if finished else ids), None, (), (), finished)
 
@@ -93,13 +93,13 @@ CHARACTERS_PER_TOKEN = 128  # a text of more is over budget in any vocabulary, a
 class RolePrompt:
     """A role's prompt."""
 
-    talk: Conversation | None  # as ids; None for a player without a renderer
+    conversation: Conversation | None  # as ids; None for a player without a renderer
     messages: list[Message]  # as text; of a conversation that continues, what extends it
     trimmed: int  # how much of `role.trim`, items or characters, was cut
     replaced: int  # characters that were no valid text
 
 
-def prompt_of(role: Role, renderer: Renderer | None, fields: dict[str, Any], earlier: Talk | None = None) -> RolePrompt:
+def prompt_of(role: Role, renderer: Renderer | None, fields: dict[str, Any], earlier: RoleHistory | None = None) -> RolePrompt:
     """The prompt of a role, `role.trim` cut so far that it fits `role.max_prompt`. Without a renderer nothing is cut.
 
     `earlier` is the conversation that the prompt continues. Raises `PromptTooLong`, or `WorkflowError` with what a chat template refuses.
@@ -124,17 +124,18 @@ def prompt_of(role: Role, renderer: Renderer | None, fields: dict[str, Any], ear
             return RolePrompt(None, messages, trimmed, replaced), f"{size} characters, {role.max_prompt} tokens are allowed"
         try:
             if renderer is None:
-                talk = None
+                conversation = None
             elif earlier is not None:
-                talk = renderer.extend(earlier.ids, messages)
+                conversation = renderer.extend(earlier.conversation, messages)
             else:
-                talk = renderer.start(messages, schemas) if schemas else renderer.start(messages)
+                conversation = renderer.start(messages, schemas) if schemas else renderer.start(messages)
         except TemplateLimitError as error:
             raise PromptTooLong(str(error)) from error
         except TemplateError as error:
             raise WorkflowError(f"role {role.name!r}: {error}") from error
-        fits = talk is None or len(talk.ids) <= role.max_prompt
-        return RolePrompt(talk, messages, trimmed, replaced), "" if fits else f"{len(talk.ids)} tokens, {role.max_prompt} are allowed"
+        prompt = RolePrompt(conversation, messages, trimmed, replaced)
+        fits = conversation is None or len(conversation.ids) <= role.max_prompt
+        return prompt, "" if fits else f"{len(conversation.ids)} tokens, {role.max_prompt} are allowed"
 
     prompt, excess = render(0)
     if not excess:

@@ -11,10 +11,10 @@ from marl_llm.workflows.nodes import Each, FunctionNode, Node, Repeat, Together,
 from marl_llm.workflows.trajectory import Event, RoleCall, state_writes
 
 
-class Talk(NamedTuple):
+class RoleHistory(NamedTuple):
     """What a role that continues has read and said, its last response included."""
 
-    ids: Conversation | None  # None for a player without a renderer
+    conversation: Conversation | None  # None for a player without a renderer
     messages: tuple[Message, ...]
 
 
@@ -46,7 +46,7 @@ class State(NamedTuple):
     items: tuple[int, ...] = ()  # which item of each `each` around
     path_id: int = 0  # number of the forks taken, injective: digits 1..K in base K_max + 1
     journal: tuple = ()  # of a team that is a function: what it asked and was answered (`function_replay.Journal`)
-    talks: Mapping[str, Talk] = MappingProxyType({})  # of roles that continue
+    histories: Mapping[str, RoleHistory] = MappingProxyType({})  # of roles that continue
     tool_use: str = ""  # of a sub-agent: the `ToolUse` that its response answers
     tokens_left: int | None = None  # of a sub-agent: how many it may draw
 
@@ -70,9 +70,9 @@ def merge(node: Together | Each | FunctionNode, before: State, ends: Sequence[St
 
     Conversations go on behind a `Together`; those of an `Each` end with their items.
     """
-    fields, talks = dict(before.fields), dict(before.talks)
+    fields, histories = dict(before.fields), dict(before.histories)
     for end in ends if isinstance(node, Together) else ():
-        talks.update({role: talk for role, talk in end.talks.items() if talk is not before.talks.get(role)})
+        histories.update({role: history for role, history in end.histories.items() if history is not before.histories.get(role)})
     if isinstance(node, Each):
         fields.update({to: tuple(end.fields[field] for end in ends) for field, to in node.collect.items()})
     if isinstance(node, Together):
@@ -84,5 +84,5 @@ def merge(node: Together | Each | FunctionNode, before: State, ends: Sequence[St
         spoken=before.spoken or any(end.spoken for end in ends),
         last=tuple(dict.fromkeys(name for end in ends for name in end.last)) or before.last,
         events=(*before.events, *(event for end in ends for event in end.events)),
-        talks=talks,
+        histories=histories,
     )

@@ -120,20 +120,20 @@ def test_a_model_without_a_chat_format_keeps_its_ids_too(tmp_path):
 def test_the_episodes_that_asked_longest_ago_are_forgotten_first(monkeypatch):
     monkeypatch.setattr(module, "MOST_REPLIES", 2)
     sessions, messages = module.SessionTrees(), [USER, {"role": "assistant", "content": "x"}, AGAIN]
-    talk = chat_of("qwen2.5").start([Message("user", "Where?")])
+    conversation = chat_of("qwen2.5").start([Message("user", "Where?")])
     for episode in "abc":
         found = sessions.match(episode, "m", (), messages[:1])
-        sessions.keep(episode, found, talk.ids, {keys_of("m", (), messages[:2])[-1]: talk})
-    assert [sessions.match(episode, "m", (), messages).talk is not None for episode in "abc"] == [False, True, True]
+        sessions.keep(episode, found, conversation.ids, {keys_of("m", (), messages[:2])[-1]: conversation})
+    assert [sessions.match(episode, "m", (), messages).conversation is not None for episode in "abc"] == [False, True, True]
     sessions.end("b")
-    assert sessions.match("b", "m", (), messages).talk is None
+    assert sessions.match("b", "m", (), messages).conversation is None
     assert sessions.counts("a")["lineages"] == 1
 
 
 def test_a_retry_of_the_same_request_is_no_fork():
     tree, messages = SessionTree(), [USER, {"role": "assistant", "content": "x"}, AGAIN]
-    talk = chat_of("qwen2.5").start([Message("user", "Where?")])
-    tree.keep({keys_of("m", (), messages[:2])[-1]: talk})
+    conversation = chat_of("qwen2.5").start([Message("user", "Where?")])
+    tree.keep({keys_of("m", (), messages[:2])[-1]: conversation})
     assert [tree.match("m", (), messages).forks for _ in range(2)] == [False, False]
     assert tree.match("m", (), [*messages[:2], AGAIN | {"content": "?"}]).forks
 

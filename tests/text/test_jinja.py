@@ -62,13 +62,13 @@ def test_a_conversation_says_whether_its_template_would_have_written_another(fam
         if trial.name == "a thought" and not chat.thinks:
             continue
         try:
-            talk = chat.start(trial.start)
+            conversation = chat.start(trial.start)
         except ValueError:
             continue  # the system prompt that Gemma refuses
         for reply, heard in zip(trial.replies, trial.heard, strict=True):
-            assert not talk.rewritten or talk.turns[1:]
-            talk = chat.extend(chat.reply(talk, spoken(chat, reply)), heard)
-        if talk.rewritten:
+            assert not conversation.rewritten or conversation.turns[1:]
+            conversation = chat.extend(chat.reply(conversation, spoken(chat, reply)), heard)
+        if conversation.rewritten:
             found.add(trial.name)
     told = {name for name in REWRITES[family][0] if not name.startswith("a call")}
     assert found == told
@@ -128,15 +128,15 @@ def test_a_conversation_with_the_template_s_history_is_its_rendering(options, to
     chat = chat_of("qwen3", tokenizer_of("qwen3"), options=options, history="template")
     library = Library.from_str(tokenizer_json("qwen3"))
     messages = [Message("system", "Be brief."), Message("user", "Where?")]
-    talk = chat.start(messages)
+    conversation = chat.start(messages)
     for i, text in enumerate(["North.", "South.\n\nOr not.", "  East."]):
         thought = f"<think>\nStep {i}.\n</think>\n\n" if options == ON else ""
-        talk = chat.reply(talk, library.encode(f"{thought}{text}<|im_end|>", add_special_tokens=False).ids)
+        conversation = chat.reply(conversation, library.encode(f"{thought}{text}<|im_end|>", add_special_tokens=False).ids)
         heard = Message("tool" if tooled and i != 1 else "user", f"Next {i}")
-        talk = chat.extend(talk, [heard])
+        conversation = chat.extend(conversation, [heard])
         messages += [Message("assistant", thought + text), heard]
         theirs = chat.template.render(messages, **options)
-        assert list(talk.ids) == library.encode(theirs, add_special_tokens=False).ids
+        assert list(conversation.ids) == library.encode(theirs, add_special_tokens=False).ids
 
 
 @pytest.mark.parametrize("family", ["glm4.6", "deepseek_r1_distill_qwen"])
@@ -145,11 +145,11 @@ def test_thinking_leaves_the_prompt_as_its_template_says(family):
     asked = chat.start([Message("user", "Where?")])
     thought = "Hm.\n</think>\n\n" if asked.turns[0].opening else "\n<think>Hm.</think>\n"
     replied = chat.reply(asked, [*chat.encode(thought + "North."), chat.stop_ids[0]])
-    talk = chat.extend(replied, [Message("user", "Sure?")])
-    assert talk.sample == 1
+    conversation = chat.extend(replied, [Message("user", "Sure?")])
+    assert conversation.sample == 1
     shown = "<|assistant|>\n<think></think>\nNorth." if family == "glm4.6" else "<｜Assistant｜>\n\nNorth.<｜end▁of▁sentence｜>"
-    assert shown in chat.tokenizer.decode(talk.ids)
-    assert "Hm." not in chat.tokenizer.decode(talk.ids)
+    assert shown in chat.tokenizer.decode(conversation.ids)
+    assert "Hm." not in chat.tokenizer.decode(conversation.ids)
 
 
 @pytest.mark.parametrize(("family", "source"), [("qwen2.5", "qwen2.5"), ("qwen2.5", "smollm2")])

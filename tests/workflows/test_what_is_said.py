@@ -310,9 +310,9 @@ def test_law_14_parsers_take_linear_time(parse, unit):
 def test_law_14_reading_a_conversation_takes_linear_time(unit):
     chat = Chat(TOKENIZER, CHATML)
     start = chat.start(role("a").messages({"question": "q"}))
-    talk = chat.reply(start, TOKENIZER.encode(unit * (200_000 // len(unit))))
+    conversation = chat.reply(start, TOKENIZER.encode(unit * (200_000 // len(unit))))
     tick = time.process_time()
-    chat.read(talk)
+    chat.read(conversation)
     assert time.process_time() - tick < 2
 
 
