@@ -167,10 +167,10 @@ def _overpaid(subject: Subject, episodes, honest, chance) -> Iterator[str]:
     kinds = {"the score": (scores(episodes), scores(honest), scores(chance or ()))}
     ours, theirs, random = pays(episodes), pays(honest), pays(chance or ())
     kinds |= {f"the rewards of {role}": (ours.get(role, []), theirs[role], random.get(role, [])) for role in theirs}
-    for name, (junk_, honest_, floor_) in kinds.items():
-        got, full, chance = mean(junk_), mean(honest_), mean(floor_)
-        if full > 0 and got >= full / 2 and not (floor_ and chance >= full / 2):
-            yield f"{name} is {got:.2f}, and {full:.2f} for the scripted player"
+    for name, (of_junk, of_script, of_random) in kinds.items():
+        half = mean(of_script) / 2
+        if half > 0 and mean(of_junk) >= half and not (of_random and mean(of_random) >= half):
+            yield f"{name} is {mean(of_junk):.2f}, and {mean(of_script):.2f} for the scripted player"
 
 
 def _beaten(subject: Subject, tasks, says) -> Iterator[str]:

@@ -315,7 +315,7 @@ class Watch:
 
     def __enter__(self) -> Watch:
         if jax.process_count() > 1:
-            self._thread = threading.Thread(target=self._look, daemon=True, name="watch of processes")
+            self._thread = threading.Thread(target=self._watch, daemon=True, name="watch of processes")
             self._thread.start()
         return self
 
@@ -349,7 +349,8 @@ class Watch:
             if (not collective and more >= 3) or self._done.wait(BEAT_S / 4):  # the first two may have been sent before
                 return
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
+        """Says that this process lives, again and again, and ends it when another one has ended, or has given no sign for too long."""
         client, me, count = _state().client, jax.process_index(), jax.process_count()
         beats: dict[int, tuple[str, float]] = {rank: ("", time.monotonic()) for rank in range(count) if rank != me}
         names = dict.fromkeys(beats, "")
@@ -361,7 +362,7 @@ class Watch:
                 answered += held
             try:
                 client.key_value_set(f"{_BEAT}/{me}", f"{number} {socket.gethostname()}", allow_overwrite=True)
-                said = {int(key.rsplit("/", 1)[1]): value for key, value in client.key_value_dir_get(_BEAT)}
+                signs = {int(key.rsplit("/", 1)[1]): value for key, value in client.key_value_dir_get(_BEAT)}
                 ended = {int(key.rsplit("/", 1)[1]): value for key, value in client.key_value_dir_get(_ENDED)}
                 answered = time.monotonic()
             except Exception as error:  # process 0 holds the board: whatever is raised, it did not answer
@@ -374,8 +375,8 @@ class Watch:
                     if self._done.wait(2 * BEAT_S):  # it may have met the same error
                         return
                     self._end(f"process {rank} ended with {ended[rank]}")
-                if said.get(rank, "") != beats[rank][0]:
-                    beats[rank], names[rank] = (said[rank], time.monotonic()), said[rank].partition(" ")[2]
+                if signs.get(rank, "") != beats[rank][0]:
+                    beats[rank], names[rank] = (signs[rank], time.monotonic()), signs[rank].partition(" ")[2]
                     self._heard[rank] = self._heard.get(rank, 0) + 1
                 elif time.monotonic() - beats[rank][1] > self.lost_after_s + (0 if names[rank] else START_S):
                     self._end(f"process {rank} ({names[rank] or 'never seen'}) gave no sign of life for {self.lost_after_s:g} s")
