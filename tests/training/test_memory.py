@@ -1,6 +1,7 @@
 """Bytes of arrays per parameter while a team starts, learns, goes on and is written: parameters and moments are 12, the rest passes."""
 
 import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -30,18 +31,27 @@ class Peak:
 
     def __init__(self, monkeypatch):
         gc.collect()
+        self.buffers = {}  # id of an array -> a weak reference to it, and its buffers: they are asked for once
         self.before, self.most = self.living(), 0
         for place, name in self.MAKERS:
             monkeypatch.setattr(place, name, self.watching(getattr(place, name)))
 
-    @staticmethod
-    def living():
+    def living(self):
         """Two arrays may be views of one buffer, which counts once."""
-        buffers = {}
+        sizes = {}
         for array in jax.live_arrays():
-            if not array.is_deleted() and not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-                buffers |= {shard.data.unsafe_buffer_pointer(): shard.data.nbytes for shard in array.addressable_shards}
-        return sum(buffers.values())
+            if not array.is_deleted():
+                sizes |= self.buffers_of(array)
+        return sum(sizes.values())
+
+    def buffers_of(self, array):
+        """Pointer -> bytes. The id of an array that is gone may be that of a new one."""
+        reference, sizes = self.buffers.get(id(array), (None, {}))
+        if reference is None or reference() is not array:
+            counts = not jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+            sizes = {shard.data.unsafe_buffer_pointer(): shard.data.nbytes for shard in array.addressable_shards} if counts else {}
+            self.buffers[id(array)] = weakref.ref(array), sizes
+        return sizes
 
     def watching(self, function):
         def call(*args, **options):
