@@ -35,7 +35,7 @@ READERS = (  # an option of the optimizer, the option that says whether it is re
 
 def check_whole(config: config_dict.ConfigDict, plan: Plan) -> None:
     """Raises `ConfigError` for values that cannot stand together, and for options that would have no effect."""
-    play = (_check_play, _check_program, _check_asynchrony, _check_refills, _check_league, _check_servers, _check_sampling)
+    play = (_check_play, _check_program, _check_asynchrony, _check_refills, _check_replay, _check_league, _check_servers, _check_sampling)
     for check in (*play, _check_optimizers, _check_critic, _check_teachers, _check_sizes, _check_start, _check_models):
         check(config, plan)
 
@@ -116,6 +116,21 @@ def _check_refills(config: config_dict.ConfigDict, plan: Plan) -> None:
 
     beside = dict(max_staleness=rollout.max_staleness, oversample=rollout.oversample, coached=bool(config.coach.kind))
     why = refill_conflict(rollout.refills, plan.recipe, permuted=config.control.permute_rewards, **beside)
+    _refuse_first((why, f"rollout.{why}"))
+
+
+def _check_replay(config: config_dict.ConfigDict, plan: Plan) -> None:
+    """Groups of earlier steps, beside what must not meet them."""
+    rollout = config.rollout
+    if not rollout.replay:
+        return
+    from marl_llm.training.replay import replay_conflict  # takes a second to import
+
+    beside = dict(
+        max_staleness=rollout.max_staleness, oversample=rollout.oversample, coached=bool(config.coach.kind),
+        permuted=config.control.permute_rewards, program=isinstance(plan.game, Environment) and plan.game.program is not None,
+    )  # fmt: skip
+    why = replay_conflict(rollout.replay, plan.recipe, **beside)
     _refuse_first((why, f"rollout.{why}"))
 
 

@@ -85,6 +85,9 @@ class RolloutSection(Section):
     refills: int = option(
         0, "rounds of further tasks at most, in place of those whose groups are tied (docs/signal.md); 0: none", at_least(0)
     )
+    replay: int = option(
+        0, "hosted play: tasks of earlier steps that are kept to replay rare successes (docs/signal.md); 0: none", at_least(0)
+    )
     max_num_seqs: int = option(64, "hosted play: requests that each model decodes at once", at_least(1))
     decode_steps: int = option(8, "hosted play: tokens between two looks at the queue", at_least(1))
     cache_gib: float | None = option(

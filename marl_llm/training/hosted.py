@@ -37,6 +37,7 @@ from marl_llm.training.play_options import PlayOptions, check_play
 from marl_llm.training.privileged import Prompts
 from marl_llm.training.recorder import hosted_figures, recorder
 from marl_llm.training.refills import RefillRound, chosen_tasks, refill_figures, signal_of, tasks_left_out
+from marl_llm.training.replay import Replay
 from marl_llm.training.seats import Seat, external_player
 from marl_llm.training.served import (
     CurrentEngine,
@@ -111,8 +112,7 @@ class HostedTeam(Team):
         play = play or PlayOptions()
         assignment.check(environment.workflow)
         roles, specs = list(environment.workflow.roles), with_renderers(models, environment)
-        common = dict(parts=parts, seed=seed, permute_rewards=permute_rewards, refills=refills)
-        super().__init__(roles, assignment, specs, options, mesh, **common)
+        super().__init__(roles, assignment, specs, options, mesh, parts=parts, seed=seed, permute_rewards=permute_rewards, refills=refills)
         self.environment, self.headline, self._options, self._coaching = environment, environment.headline, play, coaching
         self.budgets = np.asarray([role.max_tokens for role in environment.workflow.roles.values()], np.int32)
         self.corrections, self.trained_coach = (coaching.corrections, coaching.trained) if coaching else (0.0, None)
@@ -134,6 +134,9 @@ class HostedTeam(Team):
         self._unserved: set[str] = set()  # models whose new parameters the engine has not been given
         self._given: dict[str, list[int]] = {}  # of the team's own models: the versions that the engine was given, in order
         check_play(play, recipe, mesh, coaching=coaching, refills=refills, served=remote)
+        recipes = [recipe, *(self.learners[name].options.recipe for name in self.trained)]
+        beside = dict(coached=coaching is not None, permuted=permute_rewards, program=environment.program is not None)
+        self._replay = Replay(play, recipes, several=processes.spans(mesh), **beside)
         self._own()
         if recipe.joint == "cross":
             check_cross(environment.workflow)
@@ -141,8 +144,7 @@ class HostedTeam(Team):
             check_centralised(options.recipe, assignment, environment, self._renderers())
         self._role_teachers = {role: teacher for spec in specs.values() for role, teacher in spec.teachers.items()}
         self._training = self._training_controller(trained)
-        tasks = functools.partial(environment.tasks, "train")
-        self._queue = EpisodeQueue(self._training, self.plays, tasks) if play.oversample else None
+        self._queue = EpisodeQueue(self._training, self.plays, functools.partial(environment.tasks, "train")) if play.oversample else None
 
     def _training_controller(self, workflow: Workflow) -> EpisodePlayer:
         """Who plays to train, as the recipe samples; the engine is closed if the workflow cannot be played so."""
@@ -245,16 +247,15 @@ class HostedTeam(Team):
             self._queue.wait(seconds)
 
     def state(self) -> dict[str, Any]:
-        """See `Team.state`; with what the coach is told of the run so far."""
-        return super().state() | (self._coaching.state() if self._coaching else {}) | (self._queue.state() if self._queue else {})
+        """See `Team.state`; with what the coach is told of the run so far, and what is replayed."""
+        parts = filter(None, (self._coaching, self._queue, self._replay))
+        return super().state() | {name: value for part in parts for name, value in part.state().items()}
 
     def restore(self, now: Mapping[str, TrainState], state: Mapping[str, Any]) -> None:
         """See `Team.restore`."""
         super().restore(now, state)
-        if self._coaching:
-            self._coaching.restore(state)
-        if self._queue:
-            self._queue.restore(state)
+        for part in filter(None, (self._coaching, self._queue, self._replay)):
+            part.restore(state)
 
     def _serve(self, names: Sequence[str]) -> None:
         self._unserved.update(names)  # when they play next, or at once
@@ -268,7 +269,7 @@ class HostedTeam(Team):
         `over`: with `PlayOptions.oversample`, how many groups may be left to the next step (`training.oversample`).
         """
         if self.refills.limit:
-            return self._refilled(step, first, count)
+            return self._replay.fill(self._refilled(step, first, count))
         rollout, given = self._rollout(step, first, count, over)
         joints, recipe = {}, self.options.recipe
         if recipe.joint == "cross":
@@ -289,7 +290,7 @@ class HostedTeam(Team):
             figures |= read
         better = corrected(rollout, samples, self._renderers()) if self.corrections else None
         record, prompts = self._recorder(rollout, samples), self._privileged(rollout, samples)
-        return Batch(step, self.roles, tokens, table, version, figures, record, better, rollout, privileged=prompts)
+        return self._replay.fill(Batch(step, self.roles, tokens, table, version, figures, record, better, rollout, privileged=prompts))
 
     def _rollout(self, step: int, first: int, count: int, over: int) -> tuple[Rollout, Mapping[int, Given]]:
         """A step's episodes, and for each task's number what its engine was given."""
@@ -326,9 +327,8 @@ class HostedTeam(Team):
         version = np.asarray([version_of(self._given, s.call) for s in samples.trained()], np.int32)
         figures, record = refill_figures(rounds, chosen), self._recorder(rollout, samples)
         figures |= self._current.draft_figures() if self._options.draft_tokens else {}
-        left_out, prompts = tasks_left_out(rounds, chosen), self._privileged(rollout, samples)
-        columns = from_table(samples, self.budgets)
-        return Batch(step, self.roles, *columns, version, figures, record, rollout=rollout, left_out=left_out, privileged=prompts)
+        rest = dict(rollout=rollout, left_out=tasks_left_out(rounds, chosen), privileged=self._privileged(rollout, samples))
+        return Batch(step, self.roles, *from_table(samples, self.budgets), version, figures, record, **rest)
 
     def _privileged(self, rollout: Rollout, samples: SampleTable) -> Prompts | None:
         """What teachers read in place of their students' prompts; None where nobody reads another."""

@@ -163,6 +163,17 @@ class Tokens:
             kept_ids=None if all(s.kept_ids is None for s in samples) else _kept(samples),
         )
 
+    def samples(self, chosen: Sequence[int] | np.ndarray) -> list[TokenSample]:
+        """The chosen samples, each with its ids, on the host: the reverse of `of`."""
+        ids, log_probs = np.asarray(self.ids), np.asarray(self.log_probs)
+        responses, samples = ids[len(ids) - len(log_probs) :], []
+        for i in map(int, chosen):
+            prompt = ids[self.prompt_at[i] : self.prompt_at[i] + self.prompt_size[i]]
+            place = slice(self.response_at[i], self.response_at[i] + self.size[i])
+            kept_ids, name = None if self.kept_ids is None else self.kept_ids[place], self.names[i] if self.names else ""
+            samples.append(TokenSample(prompt, responses[place], log_probs[place], name, kept_ids))
+        return samples
+
     def families(self, chosen: Sequence[int] | np.ndarray) -> list[list[int]]:
         """The chosen samples that have the same prompt ids, together, in the order of their first appearance."""
         families: dict[int, list[int]] = {}

@@ -37,6 +37,17 @@ class RefillRound(NamedTuple):
     played: Any  # the plays, as the team's kind of play has them
 
 
+def grouping_conflict(recipe: Recipe) -> str:
+    """Why a recipe's groups do not each belong to one task; empty if they do."""
+    reasons = (
+        (recipe.advantage_estimator not in GROUPED,
+         f"recipe.advantage_estimator={recipe.advantage_estimator!r} makes no groups"),
+        (not {"instance", "env"} & set(recipe.group_by), f"recipe.group_by={recipe.group_by!r} puts several tasks into one group"),
+        (recipe.joint == "cross", "recipe.joint='cross' pairs the plays of a whole step; use joint='aligned'"),
+    )  # fmt: skip
+    return next((why for wrong, why in reasons if wrong), "")
+
+
 def refill_conflict(
     refills: int,
     recipe: Recipe,
@@ -47,11 +58,9 @@ def refill_conflict(
     permuted: bool = False,
 ) -> str:
     """Why `refills` cannot be had beside these; empty if it can."""
+    grouping = grouping_conflict(recipe)
     reasons = (
-        (recipe.advantage_estimator not in GROUPED,
-         f"recipe.advantage_estimator={recipe.advantage_estimator!r} makes no groups"),
-        (not {"instance", "env"} & set(recipe.group_by), f"recipe.group_by={recipe.group_by!r} puts several tasks into one group"),
-        (recipe.joint == "cross", "recipe.joint='cross' pairs the plays of a whole step; use joint='aligned'"),
+        (grouping, grouping),
         (max_staleness, "max_staleness=1 plays the next step before it is known which tasks come next; use one of them"),
         (oversample, "oversample leaves tasks to the next step, and so does not know which come next; use one of them"),
         (coached, "a coach is told of whole steps"),
