@@ -22,6 +22,37 @@ FAULTS = {
         "Adafactor's steps have no bound": (", optax.clip_by_block_rms(1.0)))", "))"),
         "the rate never cools down": ("1 - (1 - done) / cooldown)", "0.0 * done)"),
     },
+    (R + "replay.py", T + "test_replay.py"): {
+        "common successes are kept": ("if 0 < share <= RARE]", "if 0 < share]"),
+        "a task that is tied is kept": ("if 0 < share <= RARE]", "if share <= RARE]"),
+        "a task with signal makes room": ("if not share]", "if share]"),
+        "tied tasks stay beside what replaces them": ("tied[: len(chosen)], chosen) if chosen", "[], chosen) if chosen"),
+        "a task is replayed beside its fresh play": ("usable = [task for task in before if task.number not in shares]", "usable = list(before)"),
+        "an older play of a task with signal stays": ("for task in before if not shares.get(task.number)]", "for task in before]"),
+        "replays are not counted": ("times=task.times + (task in chosen)", "times=task.times"),
+        "the oldest come first": ("(task.times, -task.step, task.number))[: len(tied)]", "(task.times, task.step, task.number))[: len(tied)]"),
+        "the newest come first however often replayed": ("(task.times, -task.step, task.number))[: len(tied)]", "(-task.step, task.number))[: len(tied)]"),
+        "a task is replayed for ever": ("task.times < TIMES and ", ""),
+        "a task never grows old": (" and step - task.step <= AGE", ""),
+        "there is no bound on tasks": ("task.number))[:limit]", "task.number))"),
+        "there is no bound on bytes": (" if total <= MOST_BYTES", ""),
+        "replayed groups have numbers of fresh ones": (
+            "parts.append(task.columns | {name: task.columns[name] + following[name] for name in RENUMBERED})", "parts.append(task.columns)"
+        ),
+        "a step that is played again sees its own tasks": ("self.kept.get(batch.step, self.kept[max(self.kept)] if self.kept else ())",
+                                                           "self.kept[max(self.kept)] if self.kept else ()"),
+        "samples pass as the present policy's": ("version = columns.pop(\"version\")", "version = 0 * columns.pop(\"version\") + batch.step"),
+        "advantages of replayed samples are written to fresh plays": ("else advantages[: len(samples)])", "else advantages)"),
+        "a sampler needs no correction": ("(recipe.rollout_correction == \"none\", \"samples", "(False, \"samples"),
+    },
+    (R + "packing.py", T + "test_replay.py"): {
+        "samples have the log-probs of their neighbours": (
+            "TokenSample(prompt, responses[place], log_probs[place], name", "TokenSample(prompt, responses[place], log_probs[: self.size[i]], name"
+        ),
+    },
+    (R + "hosted.py", T + "test_replay.py"): {
+        "a resumed run has nothing to replay": ("(self._coaching, self._queue, self._replay)):\n            part.restore", "(self._coaching, self._queue)):\n            part.restore"),
+    },
     (R + "privileged.py", T + "test_privileged.py"): {
         "a context stands behind its message": ("end = len(prompt) - tail", "end = len(prompt)"),
         "a context need not end as its template does": ("if tuple(prompt[end:]) != close or", "if"),
