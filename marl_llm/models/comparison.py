@@ -38,8 +38,8 @@ def compare_told(
 
     inputs, chunk = (hidden, *told), pairs_of_a_chunk(weight.shape[1])
     with jax.named_scope("head"):
-        found = score(*inputs) if chunk >= where.size else in_chunks(score, inputs, where, chunk)
-    return jnp.where(where, found, 0)
+        divergences = score(*inputs) if chunk >= where.size else in_chunks(score, inputs, where, chunk)
+    return jnp.where(where, divergences, 0)
 
 
 def compare_hidden(

@@ -17,7 +17,7 @@ class CertainText:
 
     Args:
       renderer: how the model reads and writes.
-      talk: the conversation that is answered; None: a text that is continued as it stands.
+      conversation: that is answered; None: a text that is continued as it stands.
       stops: texts that end the reply.
       hides_calls: whether tool calls are no part of the text.
     """

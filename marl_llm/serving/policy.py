@@ -93,7 +93,7 @@ class PolicyReply(ChatReply):
       malformed: tool calls that cannot be read, or are cut off; they remain text.
       shown: the text that a stream says: without thinking, whether or not the reply was cut off.
       streamed: all that a stream said; else the text.
-      talk: the conversation with this reply, as ids; None of a text that was continued.
+      conversation: with this reply, as ids; None of a text that was continued.
     """
 
     tool_calls: tuple[dict[str, Any], ...] = ()

@@ -257,7 +257,7 @@ class ChatServer:
                 if episode is not None and connection.is_closed():
                     raise ClientLeft
                 more = [self._choice(prompt_request, reply, kind) for reply in replies]
-                counts = {} if episode is None else self._keep_talks(prompt_request, episode, match, replies)
+                counts = {} if episode is None else self._keep_conversations(prompt_request, episode, match, replies)
                 lines += [_line(prompt_request, choice) | counts for choice in more]
                 choices += more
             if episode is not None:
@@ -314,7 +314,7 @@ class ChatServer:
             log_probs = listed_log_probs(self.models[request.model].log_probs(reply), kind, request.log_probs - 1)
         return Choice(reply, calls if request.expected.tools.parallel else calls[:1], tuple(unmet), log_probs)
 
-    def _keep_talks(self, request: CompletionRequest, episode: str, match: Match, replies: Sequence[ChatReply]) -> dict[str, int]:
+    def _keep_conversations(self, request: CompletionRequest, episode: str, match: Match, replies: Sequence[ChatReply]) -> dict[str, int]:
         """Keeps the ids of replies for the episode's next requests. Gives the request's counts; none of a prompt or a function."""
         if isinstance(request.prompt, str | TokenIds) or not all(isinstance(reply, PolicyReply) for reply in replies):
             return {}

@@ -31,7 +31,7 @@ class Match:
     """What is known of a request's messages.
 
     Attributes:
-      talk: the conversation that ends with the last known reply; None: no reply is known.
+      conversation: that ends with the last known reply; None: no reply is known.
       covered: how many messages it stands for.
       forks: whether its last reply was continued otherwise before.
       foreign: whether an assistant's message stands among the others.

@@ -1,9 +1,9 @@
 """Conversations as token ids that only grow: what the policy emitted stays, byte for byte, and the next prompt extends it (law 1).
 
-    chat = load_chat(directory)                                                      # speaks as the checkpoint's own template says
-    talk = chat.start([Message("system", "Be brief."), Message("user", "2+2?")])     # talk.ids ends with the generation prompt
-    talk = chat.reply(talk, sampled_ids)                                             # kept verbatim, never decoded and re-encoded
-    talk = chat.extend(talk, [Message("user", "and 3+3?")])                          # what the template writes behind the reply
+    chat = load_chat(directory)                                                           # speaks as the checkpoint's own template says
+    conversation = chat.start([Message("system", "Be brief."), Message("user", "2+2?")])  # its ids end with the generation prompt
+    conversation = chat.reply(conversation, sampled_ids)                                  # kept verbatim, never decoded and re-encoded
+    conversation = chat.extend(conversation, [Message("user", "and 3+3?")])               # what the template writes behind the reply
 
 **One rule for every template.** A first prompt is the template's rendering. To extend a conversation all of it is rendered with a *slot*, a
 text that nobody writes, in place of each reply; what the template puts behind the last slot, from the end of the assistant's turn on, is
