@@ -35,7 +35,7 @@ class PlayOptions:
     tensor: int | None = None  # hosted play: devices that share a layer's products in the engine (docs/real_models.md); None: mesh.tensor
     # hosted play: "in_flight" gives new parameters to responses under way (docs/async.md); None: blocking, once they have ended
     weight_update: str = "blocking"
-    replay: int = 0  # hosted play: tasks of earlier steps that are kept to replay rare successes (docs/signal.md); None: 0
+    replay: int = 0  # hosted play: tasks of earlier steps that are kept to replay rare successes (docs/signal.md); 0: none
     draft_tokens: int = 0  # hosted play: tokens of a draft that one step verifies (docs/performance.md); None: 0, no drafts
 
     @classmethod

@@ -118,11 +118,14 @@ def _state():
 
 
 def _abandon() -> None:
-    """Keeps JAX from leaving the others in order at this process's exit: it would wait 30 s for them, who end without it, and abort."""
+    """Lets this process end without JAX's shutdown, which waits 30 s for the others and aborts, because they end without it.
+
+    JAX's client and its service are kept for ever: their destructors would wait in the same way.
+    """
     state = _state()
     for part in (state.client, state.service):
         if part is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))  # its destructor does the same
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))
     state.client = state.service = None
 
 
