@@ -21,7 +21,7 @@ from jaxtyping import Array, Key
 from marl_llm.algorithms import Recipe
 from marl_llm.coaching import Coaching, check_coached, check_missing
 from marl_llm.coaching.figures import coach_figures
-from marl_llm.evaluation import Evaluation, Outcome
+from marl_llm.evaluation import Evaluation
 from marl_llm.sampling import Engine, EngineConfig, Samplers, pick_by_identity
 from marl_llm.sampling.requests import Generator, SamplingParams
 from marl_llm.serving import PolicyAnswers, policy_answers
@@ -35,7 +35,7 @@ from marl_llm.training.oversample import BackgroundRollout, EpisodeQueue, Given,
 from marl_llm.training.packing import Tokens
 from marl_llm.training.play_options import PlayOptions, check_play
 from marl_llm.training.privileged import Prompts
-from marl_llm.training.recorder import hosted_figures, recorder
+from marl_llm.training.recorder import episode_outcome, hosted_figures, recorder
 from marl_llm.training.refills import RefillRound, chosen_tasks, refill_figures, signal_of, tasks_left_out
 from marl_llm.training.replay import Replay
 from marl_llm.training.seats import Seat, external_player
@@ -57,7 +57,6 @@ from marl_llm.training.update import LearnerOptions
 from marl_llm.workflows import Assignment, Controller, Environment, Inside, Renderer, Rollout, Scripted, Task, Workflow, WorkflowError
 from marl_llm.workflows.controller import EpisodePlayer
 from marl_llm.workflows.cross import check_cross, crossed
-from marl_llm.workflows.metrics import episode_metrics
 from marl_llm.workflows.samples import SampleTable, sample_table
 
 CLOSE_S = 10.0  # for a play to notice that its engine is gone
@@ -408,12 +407,8 @@ class HostedTeam(Team):
         with self._controller(engine, Assignment(names, players), settings) as controller:
             rollout = self._shared(controller, self.environment.tasks(split, first, tasks), EVALUATION, plays)
         samples = sample_table(rollout, training=())
-        figures, outcomes = hosted_figures(rollout, samples, self.headline, self.options.recipe), []
-        for episode in rollout.episodes:
-            metrics, aborted, task = episode_metrics(self.environment.workflow, episode), episode.aborted, episode.task
-            turns = 0.0 if aborted else sum(path.turns for path in episode.trajectories) / len(episode.trajectories)
-            score = metrics.get(self.headline, 0.0)
-            outcomes.append(Outcome(task.number, episode.play, score, turns, aborted, metrics, task.cluster))
+        figures = hosted_figures(rollout, samples, self.headline, self.options.recipe)
+        outcomes = [episode_outcome(rollout.workflow, episode, self.headline) for episode in rollout.episodes]
         formed = {role: figures[f"role/{role}/well_formed"] for role in self.roles}
         seated = {role: str(seat) for role, seat in table.items()}
         return Evaluation(split, seated, temperature, self.headline, tuple(outcomes), formed, figures, self._recorder(rollout), rollout)

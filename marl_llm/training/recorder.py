@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from marl_llm.algorithms import Recipe
+from marl_llm.evaluation import Outcome
 from marl_llm.text import Tokenizer, pieces_of
-from marl_llm.workflows import Rollout
-from marl_llm.workflows.metrics import rollout_metrics
+from marl_llm.workflows import Episode, Rollout, Workflow
+from marl_llm.workflows.metrics import episode_metrics, rollout_metrics
 from marl_llm.workflows.samples import SampleTable, sample_table
 from marl_llm.workflows.storage import report_episodes
 
@@ -26,6 +27,13 @@ def hosted_figures(rollout: Rollout, samples: SampleTable, headline: str, recipe
     for role in rollout.workflow.roles:
         figures[f"role/{role}/reward"] = recipe.reward_of(figures[f"role/{role}/team"], figures[f"role/{role}/local"])
     return figures | {"sampled_tokens": float(sum(s.response_ids.size for s in drawn))}
+
+
+def episode_outcome(workflow: Workflow, episode: Episode, headline: str) -> Outcome:
+    """How an evaluated play ended: its score is the metric `headline`, 0 of an aborted play."""
+    metrics, task = episode_metrics(workflow, episode), episode.task
+    turns = 0.0 if episode.aborted else sum(path.turns for path in episode.trajectories) / len(episode.trajectories)
+    return Outcome(task.number, episode.play, metrics.get(headline, 0.0), turns, episode.aborted, metrics, task.cluster)
 
 
 def recorder(
