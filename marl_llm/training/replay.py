@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import io
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -187,29 +187,42 @@ class Replay:
         return dataclasses.replace(with_replayed(batch, tied[: len(chosen)], chosen) if chosen else batch, figures=figures)
 
     def state(self) -> dict[str, Any]:
-        """As JSON, for a checkpoint; empty where nothing is replayed. The arrays of a task are one base64 text of NumPy's `.npz`."""
+        """As JSON, for a checkpoint; empty where nothing is replayed. An array is its dtype, its shape and its bytes in base64."""
         if not self.limit:
             return {}
         tasks = {f"{task.step}.{task.number}": task for kept in self.kept.values() for task in kept}
         kept = {str(step): [[task.number, task.step, task.times] for task in tasks] for step, tasks in self.kept.items()}
-        return {"replay": {"kept": kept, "arrays": {name: _to_text(task.arrays) for name, task in tasks.items()}}}
+        return {"replay": {"kept": kept, "arrays": {name: _as_json(task.arrays) for name, task in tasks.items()}}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continues from `state`; checkpoints of runs without replay have none."""
+        """Continues from `state`; checkpoints of runs without replay have none. Raises `LookupError`, `TypeError` or `ValueError` for a
+        state that holds no tasks."""
         saved = state.get("replay", {"kept": {}, "arrays": {}})
-        arrays = {name: _from_text(text) for name, text in saved["arrays"].items()}
+        arrays = {name: _from_json(texts) for name, texts in saved["arrays"].items()}
         self.kept = {
-            int(step): tuple(KeptTask(*counts, arrays[f"{counts[1]}.{counts[0]}"]) for counts in tasks)
+            int(step): tuple(_restored(*counts, arrays[f"{counts[1]}.{counts[0]}"]) for counts in tasks)
             for step, tasks in saved["kept"].items()
         }
 
 
-def _to_text(arrays: Mapping[str, np.ndarray]) -> str:
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return base64.b64encode(file.getvalue()).decode()
+def _restored(number: int, step: int, times: int, arrays: Mapping[str, np.ndarray]) -> KeptTask:
+    """A task of a checkpoint, which anybody may have written: its arrays must fit each other."""
+    task = KeptTask(operator.index(number), operator.index(step), operator.index(times), arrays)
+    tokens, columns = task.tokens, task.columns
+    version = columns.pop("version")
+    Samples(**columns)  # raises `TypeError` for a column that is missing, or that none has
+    places = np.concatenate([tokens.ids, tokens.prompt_at, tokens.prompt_size, tokens.response_at, tokens.size])
+    is_inside = np.all(tokens.prompt_at + tokens.prompt_size <= len(tokens.ids) - len(tokens.log_probs))
+    is_inside &= np.all(tokens.response_at + tokens.size <= len(tokens.log_probs))
+    lengths = {len(version), *map(len, columns.values())}
+    if not is_inside or places.dtype.kind != "i" or np.any(places < 0) or lengths != {len(tokens)}:
+        raise ValueError(f"replay: the arrays of task {number} do not fit each other")
+    return task
 
 
-def _from_text(text: str) -> dict[str, np.ndarray]:
-    with np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False) as arrays:
-        return dict(arrays)
+def _as_json(arrays: Mapping[str, np.ndarray]) -> dict[str, list]:
+    return {name: [x.dtype.str, list(x.shape), base64.b64encode(x.tobytes()).decode()] for name, x in arrays.items()}
+
+
+def _from_json(texts: Mapping[str, list]) -> dict[str, np.ndarray]:
+    return {name: np.frombuffer(base64.b64decode(text), dtype).reshape(shape) for name, (dtype, shape, text) in texts.items()}

@@ -1,5 +1,6 @@
 """Replay of rare successes: earlier groups take the places of tied tasks, keep their advantages, and are weighed against their sampler."""
 
+import base64
 import dataclasses
 import functools
 import json
@@ -156,6 +157,36 @@ def test_a_restored_store_fills_the_same_batches_and_so_does_a_step_that_is_play
     assert empty.state() == {}
     empty.restore({})
     assert empty.kept == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("ids", lambda x: ["<f4", *x[1:]]),
+        ("ids", lambda x: ["|O", *x[1:]]),
+        ("ids", lambda x: [x[0], [10**9], x[2]]),
+        ("log_probs", lambda x: [x[0], [0], ""]),
+        ("size", lambda x: [x[0], x[1], base64.b64encode(np.full(4, 9, "<i4").tobytes()).decode()]),
+        ("prompt_at", lambda x: [x[0], x[1], base64.b64encode(np.full(4, -1, "<i4").tobytes()).decode()]),
+        ("team", lambda x: [x[0], [3], base64.b64encode(np.zeros(3, "<f4").tobytes()).decode()]),
+        ("team", None),
+        ("version", None),
+        ("unknown", lambda x: ["<i4", [4], base64.b64encode(np.zeros(4, "<i4").tobytes()).decode()]),
+        ("team", lambda x: "PK"),
+    ],
+)
+def test_what_a_checkpoint_of_somebody_else_holds_is_refused_where_it_is_no_task(name, array):
+    filling = filler()
+    filling.fill(batch_of(0, {0: RARELY}))
+    state = json.loads(json.dumps(filling.state()))
+    filler().restore(state)
+    arrays = state["replay"]["arrays"]["0.0"]
+    if array is None:
+        del arrays[name]
+    else:
+        arrays[name] = array(arrays.get(name))
+    with pytest.raises((LookupError, TypeError, ValueError)):  # `restored` names the file
+        filler().restore(state)
 
 
 def test_masks_that_one_rollout_lacks_and_kept_ids_go_along():
