@@ -44,6 +44,8 @@ FAULTS = {
         "samples pass as the present policy's": ("table=Samples(**columns), version=version,", "table=Samples(**columns), version=0 * version + batch.step,"),
         "a checkpoint's indices may lie outside": ("if not is_inside or", "if"),
         "a checkpoint's indices may be negative": ("or np.any(places < 0) ", ""),
+        "a checkpoint's tokens may be any number": ("if np.any(ids >= size):", "if False:"),
+        "a checkpoint's roles may be negative": ("if np.any(agents < 0):", "if False:"),
         "a checkpoint's columns may have any length": (" or lengths != {len(tokens)}", ""),
         "a checkpoint's table may lack a column": ("    Samples(**columns)  # raises `TypeError` for", "    # raises `TypeError` for"),
         "advantages of replayed samples are written to fresh plays": ("else advantages[: len(samples)])", "else advantages)"),

@@ -135,7 +135,9 @@ class HostedTeam(Team):
         check_play(play, recipe, mesh, coaching=coaching, refills=refills, served=remote)
         recipes = [recipe, *(self.learners[name].options.recipe for name in self.trained)]
         beside = dict(coached=coaching is not None, permuted=permute_rewards, program=environment.program is not None)
-        self._replay = Replay(play, recipes, several=processes.spans(mesh), **beside)
+        players = [self.learners.get(assignment.roles[role]) for role in self.roles]
+        vocabularies = [player.config.vocab_size if player else 0 for player in players]  # a scripted role draws no tokens
+        self._replay = Replay(play, recipes, vocabularies, several=processes.spans(mesh), **beside)
         self._own()
         if recipe.joint == "cross":
             check_cross(environment.workflow)

@@ -152,14 +152,15 @@ class Replay:
     Args:
       play: its `replay` is the number of tasks that are kept at most; 0: every batch stays as it is.
       recipes: of the team, and of its models.
+      vocabularies: number of tokens of each role's model, in the order of the roles; what a checkpoint holds must be within them.
       beside: see `replay_conflict`, which raises `WorkflowError` here.
 
     Attributes:
       kept: step -> tasks that were kept before it, for the step that was played last and the one behind it.
     """
 
-    def __init__(self, play: PlayOptions, recipes: Sequence[Recipe], **beside: bool):
-        self.limit, self._recipe = play.replay, recipes[0]
+    def __init__(self, play: PlayOptions, recipes: Sequence[Recipe], vocabularies: Sequence[int], **beside: bool):
+        self.limit, self._recipe, self._vocabularies = play.replay, recipes[0], np.asarray(vocabularies)
         for recipe in recipes:
             if why := replay_conflict(self.limit, recipe, max_staleness=play.max_staleness, oversample=play.oversample, **beside):
                 raise WorkflowError(why)
@@ -203,6 +204,19 @@ class Replay:
             int(step): tuple(_restored(*counts, arrays[f"{counts[1]}.{counts[0]}"]) for counts in tasks)
             for step, tasks in saved["kept"].items()
         }
+        for tasks in self.kept.values():
+            for task in tasks:
+                self._check_ids(task)
+
+    def _check_ids(self, task: KeptTask) -> None:
+        """Raises `IndexError` for a task of roles or of tokens that the team does not have."""
+        agents, samples = task.columns["agent"], task.tokens.samples(range(len(task.tokens)))
+        if np.any(agents < 0):
+            raise IndexError(f"replay: task {task.number} names a role below 0")
+        for size, sample in zip(self._vocabularies[agents], samples):
+            ids = np.concatenate([sample.prompt, sample.response])
+            if np.any(ids >= size):
+                raise IndexError(f"replay: a sample of task {task.number} has a token outside its model's vocabulary of {size}")
 
 
 def _restored(number: int, step: int, times: int, arrays: Mapping[str, np.ndarray]) -> KeptTask:

@@ -28,6 +28,7 @@ CORRECTED = dict(rollout_correction="truncate", rollout_correction_threshold=CAP
 RECIPE = make_recipe("grpo", group_size=4, loss_aggregation="token_mean", **CORRECTED)
 RARELY, OFTEN, NEVER = (0, 0, 1, 0), (1, 0, 1, 0), (0, 0, 0, 0)
 ALL = np.asarray([True])
+VOCABULARY = 17  # ids of a batch are below it
 
 
 def batch_of(step, pays, log_probs=None, **columns):
@@ -56,7 +57,7 @@ def batch_of(step, pays, log_probs=None, **columns):
 
 
 def filler(limit=8, recipe=RECIPE):
-    return Replay(PlayOptions(replay=limit), [recipe])
+    return Replay(PlayOptions(replay=limit), [recipe], [VOCABULARY])
 
 
 def counts(batch):
@@ -159,6 +160,11 @@ def test_a_restored_store_fills_the_same_batches_and_so_does_a_step_that_is_play
     assert empty.kept == {}
 
 
+def as_numbers(array, number):
+    """An array of a checkpoint, each of its numbers replaced by this one."""
+    return [array[0], array[1], base64.b64encode(np.full(array[1], number, array[0]).tobytes()).decode()]
+
+
 @pytest.mark.parametrize(
     ("name", "array"),
     [
@@ -173,6 +179,10 @@ def test_a_restored_store_fills_the_same_batches_and_so_does_a_step_that_is_play
         ("version", None),
         ("unknown", lambda x: ["<i4", [4], base64.b64encode(np.zeros(4, "<i4").tobytes()).decode()]),
         ("team", lambda x: "PK"),
+        ("agent", lambda x: as_numbers(x, 1)),
+        ("agent", lambda x: as_numbers(x, -1)),
+        ("ids", lambda x: as_numbers(x, VOCABULARY)),
+        ("ids", lambda x: as_numbers(x, -1)),
     ],
 )
 def test_what_a_checkpoint_of_somebody_else_holds_is_refused_where_it_is_no_task(name, array):
@@ -301,6 +311,19 @@ def test_a_hosted_team_that_resumes_replays_the_same_tasks_and_ends_with_the_sam
     assert [batch.figures["replay/age"] for batch in again] == [batch.figures["replay/age"] for batch in batches]
     for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True):
         assert a.tobytes() == np.asarray(b).tobytes()
+
+
+def test_what_refills_leave_tied_is_replayed():
+    with team(PlayOptions(max_num_seqs=16, decode_steps=2, replay=4), refills=1) as played:
+        for step in range(3):
+            last = played.play(step, 6 * step, 6)
+            played.learn(last, 0.05)
+    assert last.figures["refills/rounds"] > 0
+    assert last.figures["replay/tasks"] > 0
+    assert len(trained_on(last)) == 6
+    replayed = set(last.table.instance[last.version < 2].tolist())
+    assert len(replayed) == last.figures["replay/tasks"]
+    assert replayed < set(trained_on(last))
 
 
 def test_what_replay_cannot_stand_beside_is_refused_by_name():
