@@ -70,8 +70,8 @@ def serve(part: str, sizes: Sizes, quick: bool) -> None:
             compile_quickly()
         jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(CACHE).expanduser()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-    for found in measured(sizes):
-        print(json.dumps(found), flush=True)
+    for row in measured(sizes):
+        print(json.dumps(row), flush=True)
 
 
 # ---------------------------------------------------------------------------------------------------- the page
@@ -162,9 +162,9 @@ NAMES = ("path", "mask", "source", "dtype", "length", "model", "batch", "groups"
 
 def page(rows: list[dict], sizes: Sizes, command: str, commit: str) -> str:
     """The Markdown page: hardware, versions, what failed, a table per part."""
-    machine = next((one for one in rows if "platform" in one), {"platform": "unknown", "kind": "unknown", "devices": 0})
+    machine = next((row for row in rows if "platform" in row), {"platform": "unknown", "kind": "unknown", "devices": 0})
     where = machine["platform"].upper()
-    failed, left = [one for one in rows if "failed" in one], [one for one in rows if "left_out" in one]
+    failed, left = [row for row in rows if "failed" in row], [row for row in rows if "left_out" in row]
     versions = ", ".join(f"{name} {version}" for name, version in machine.get("versions", {}).items())
     memory = f", {gib(machine['memory_bytes'])} each" if machine.get("memory_bytes") else ""
     only = " No accelerator was at hand: agreement and counts of memory say something about other machines, rates do not."
@@ -180,21 +180,21 @@ def page(rows: list[dict], sizes: Sizes, command: str, commit: str) -> str:
     ]  # fmt: skip
     if failed:
         lines += ["## Failures", ""]
-        for one in failed:
-            about = ", ".join(str(one[key]) for key in NAMES if key in one)
-            lines.append(f"- **{one['part']}**{': ' if about else ''}{about}: {shown(one['failed'])}")
+        for row in failed:
+            about = ", ".join(str(row[key]) for key in NAMES if key in row)
+            lines.append(f"- **{row['part']}**{': ' if about else ''}{about}: {shown(row['failed'])}")
         lines.append("")
     for part, columns in COLUMNS.items():
-        found = [one for one in rows if one["part"] == part and "left_out" not in one and any(key in one for _, key, _ in columns)]
-        if not found:
+        shown_rows = [row for row in rows if row["part"] == part and "left_out" not in row and any(key in row for _, key, _ in columns)]
+        if not shown_rows:
             continue
-        columns = [column for column in columns if any(column[1] in one for one in found)]
+        columns = [column for column in columns if any(column[1] in row for row in shown_rows)]
         lines += [f"## {TITLES[part]}", "", TEXTS[part], ""]
         lines += ["| " + " | ".join(title for title, *_ in columns) + " |", "|---" * len(columns) + "|"]
-        for one in found:
-            cells = [write(one.get(key)) for _, key, write in columns]
-            lines.append("| " + " | ".join(cells) + " |" + (" **failed**" if "failed" in one else ""))
-        apart = dict.fromkeys(f"`{one['path']}` {one['left_out']}" for one in left if one["part"] == part)
+        for row in shown_rows:
+            cells = [write(row.get(key)) for _, key, write in columns]
+            lines.append("| " + " | ".join(cells) + " |" + (" **failed**" if "failed" in row else ""))
+        apart = dict.fromkeys(f"`{row['path']}` {row['left_out']}" for row in left if row["part"] == part)
         lines += ["", *([f"Left out: {'; '.join(apart)}.", ""] if apart else [])]
     return "\n".join(lines)
 

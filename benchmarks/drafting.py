@@ -87,23 +87,23 @@ def compare(engines: tuple[Engine, Engine], make, rows: int, repeats: int) -> di
     ratios, walls, speeds, counts, equal, total, difference, turn = [], [], ([], []), [], 0, 0, 0.0, 0
     while len(ratios) < repeats:
         turn += 1
-        requests, found = make(rows, turn), []
+        requests, figures = make(rows, turn), []
         before = [dict(e.stats()["a"]) for e in engines]
         for engine in engines[:: 1 if turn % 2 else -1]:
-            found.append(turn_of(engine, requests))
-        found = found[:: 1 if turn % 2 else -1]
+            figures.append(turn_of(engine, requests))
+        figures = figures[:: 1 if turn % 2 else -1]
         after = [dict(e.stats()["a"]) for e in engines]
-        for with_, without in zip(found[0][0], found[1][0], strict=True):
+        for with_, without in zip(figures[0][0], figures[1][0], strict=True):
             same = with_.tokens.tobytes() == without.tokens.tobytes() and with_.finish == without.finish
             equal, total = equal + same, total + 1
             if same:
                 difference = max(difference, float(np.abs(with_.log_probs - without.log_probs).max()))
         if any(a["compilations"] != b["compilations"] for a, b in zip(after, before, strict=True)):
             continue
-        tokens = [sum(len(a.tokens) for a in answers) for answers, *_ in found]
-        rates = [n / cpu for n, (_, cpu, _) in zip(tokens, found, strict=True)]
+        tokens = [sum(len(a.tokens) for a in answers) for answers, *_ in figures]
+        rates = [n / cpu for n, (_, cpu, _) in zip(tokens, figures, strict=True)]
         ratios.append(rates[0] / rates[1])
-        walls.append(found[1][2] / found[0][2])
+        walls.append(figures[1][2] / figures[0][2])
         for speed, rate in zip(speeds, rates, strict=True):
             speed.append(rate)
         counts.append({n: after[0].get(n, 0) - before[0].get(n, 0) for n in ("drafted_tokens", "accepted_tokens", "saved_steps", "steps")})

@@ -73,8 +73,8 @@ def prepare(row: str, who: str, count: int) -> dict:
         return task
 
     def stats(e):
-        found = e.stats()["policy"]
-        return {name: found[name] for name in ("cache_bytes", "most_pages", "tokens_then", "computed_tokens") if name in found}
+        prepared = e.stats()["policy"]
+        return {name: prepared[name] for name in ("cache_bytes", "most_pages", "tokens_then", "computed_tokens") if name in prepared}
 
     def ids(n):
         return tuple(int(t) for t in rng.integers(3, VOCABULARY, n))

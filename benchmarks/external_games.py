@@ -55,43 +55,45 @@ def state() -> str:
     return repr((random.getstate(), np.random.get_state()[1].tolist()))  # noqa: NPY002
 
 
-def scored(one: ReasoningGym, answer: str, place: int) -> dict[str, Any]:
+def scored(game: ReasoningGym, answer: str, place: int) -> dict[str, Any]:
     """The verdict on an answer, wherever its scorer runs. Raises `InfrastructureError` where the sandbox gives none."""
-    if one.name in EXECUTING:
-        return asyncio.run(one.score_in_sandbox(answer, place)).outcome()
-    return one.score(answer, place)
+    if game.name in EXECUTING:
+        return asyncio.run(game.score_in_sandbox(answer, place)).outcome()
+    return game.score(answer, place)
 
 
 def replay(name: str) -> dict[str, Any]:
     """What one generator's scorer paid each kind of player, and what went wrong."""
-    one = ReasoningGym(name, {})
-    draw = problems_of(one, 20_000)
+    game = ReasoningGym(name, {})
+    draw = problems_of(game, 20_000)
     tasks = [task for split in SHARES for task in draw(split, 0, PROBLEMS)]
-    found = {kind: [scored(one, answer, task.hidden["place"]) for task, answer in said(kind, one, tasks)] for kind in ("script", "random")}
+    scores = {}
+    for kind in ("script", "random"):
+        scores[kind] = [scored(game, answer, task.hidden["place"]) for task, answer in answers_of(kind, game, tasks)]
     places = (tasks[0],) if name in EXECUTING else tasks[:2]
-    found["junk"] = [scored(one, text, task.hidden["place"]) for task in places for text in (*TEXTS.values(), *HOSTILE.values())]
-    found["junk"] += [scored(one, task.fields["question"], task.hidden["place"]) for task in places]
-    every = [verdict for verdicts in found.values() for verdict in verdicts]
+    scores["junk"] = [scored(game, text, task.hidden["place"]) for task in places for text in (*TEXTS.values(), *HOSTILE.values())]
+    scores["junk"] += [scored(game, task.fields["question"], task.hidden["place"]) for task in places]
+    every = [verdict for verdicts in scores.values() for verdict in verdicts]
     return {
         "answers": len(every),
-        "paid": {kind: round(statistics.fmean(v["score"] for v in verdicts), 3) if verdicts else None for kind, verdicts in found.items()},
-        "most_junk": max(verdict["score"] for verdict in found["junk"]),
+        "paid": {kind: round(statistics.fmean(v["score"] for v in verdicts), 3) if verdicts else None for kind, verdicts in scores.items()},
+        "most_junk": max(verdict["score"] for verdict in scores["junk"]),
         "raised": sum(verdict["status"] == "raised" for verdict in every),
         "at_limit": sum(verdict["status"] == "limit" for verdict in every),
         "questions": len({task.fields["question"] for task in tasks}),
     }
 
 
-def said(kind: str, one: ReasoningGym, tasks: list[Task]) -> list[tuple[Task, str]]:
+def answers_of(kind: str, game: ReasoningGym, tasks: list[Task]) -> list[tuple[Task, str]]:
     """What scripted players (the generator's own answers) and random ones (answers of other problems) say."""
-    pairs = [(task, task.hidden["target"] if kind == "script" else str(one.entry(number)["answer"])) for number, task in enumerate(tasks)]
+    pairs = [(task, task.hidden["target"] if kind == "script" else str(game.entry(number)["answer"])) for number, task in enumerate(tasks)]
     return [(task, answer) for task, answer in pairs if task.hidden["target"]]
 
 
 def arena(name: str) -> dict[str, Any]:
     """Plays of one game by each kind of seats, and what went wrong. Raises `AssertionError` where a replay is another game."""
     environment = textarena(name, moves=MOVES)
-    game, found = TextArena(name), collections.Counter()
+    game, counts = TextArena(name), collections.Counter()
     texts = [*TEXTS.values(), *HOSTILE.values(), "[0]", "[-1]", "[9999999999]", "[a b]", "[1e999]"]
     seats = {"junk": None, "script": environment.script, "random": environment.random_player}
     for kind, says in seats.items():
@@ -105,9 +107,9 @@ def arena(name: str) -> dict[str, Any]:
             again.deal(deal)
             replayed = again.step(deal, tuple(moves[:-1]), moves[-1])  # nothing is kept for the last position: played from the start
             assert replayed == fields, f"{kind}, deal {deal}: a replay of the same moves differs"
-            found += collections.Counter(plays=1, moves=len(moves), invalid=len(fields["invalid"]), raised=fields["raised"])
-            found += collections.Counter({f"{kind}_finished": fields["over"]})
-    return {"players": game.players, **found}
+            counts += collections.Counter(plays=1, moves=len(moves), invalid=len(fields["invalid"]), raised=fields["raised"])
+            counts += collections.Counter({f"{kind}_finished": fields["over"]})
+    return {"players": game.players, **counts}
 
 
 class _Offline:
@@ -161,22 +163,22 @@ def generators(names: list[str]) -> dict[str, Any]:
         default_sandbox().close()
     return {
         "generators": len(played), "refused": refused, "refused_as_documented": not names and set(refused) == set(REFUSED),
-        "failures": failures, "answers": sum(one["answers"] for one in played.values()),
-        "script_below_1": {name: one["paid"]["script"] for name, one in played.items() if one["paid"]["script"] not in (1.0, None)},
-        "no_answer_known": [name for name, one in played.items() if one["paid"]["script"] is None],
-        "most_junk_above_0.2": {name: round(one["most_junk"], 3) for name, one in played.items() if one["most_junk"] > 0.2},
-        "random_above_0.5": {name: one["paid"]["random"] for name, one in played.items() if (one["paid"]["random"] or 0) > 0.5},
-        "raised": sum(one["raised"] for one in played.values()), "at_limit": sum(one["at_limit"] for one in played.values()),
+        "failures": failures, "answers": sum(row["answers"] for row in played.values()),
+        "script_below_1": {name: row["paid"]["script"] for name, row in played.items() if row["paid"]["script"] not in (1.0, None)},
+        "no_answer_known": [name for name, row in played.items() if row["paid"]["script"] is None],
+        "most_junk_above_0.2": {name: round(row["most_junk"], 3) for name, row in played.items() if row["most_junk"] > 0.2},
+        "random_above_0.5": {name: row["paid"]["random"] for name, row in played.items() if (row["paid"]["random"] or 0) > 0.5},
+        "raised": sum(row["raised"] for row in played.values()), "at_limit": sum(row["at_limit"] for row in played.values()),
     }  # fmt: skip
 
 
 def games(names: list[str]) -> dict[str, Any]:
     """The figures of TextArena."""
     played, failures, refused = each(names or sorted(GAMES), arena)
-    sums = sum((collections.Counter({key: one[key] for key in one if key != "players"}) for one in played.values()), collections.Counter())
-    never = [name for name, one in played.items() if not any(one.get(f"{kind}_finished") for kind in ("junk", "script", "random"))]
+    sums = sum((collections.Counter({key: row[key] for key in row if key != "players"}) for row in played.values()), collections.Counter())
+    never = [name for name, row in played.items() if not any(row.get(f"{kind}_finished") for kind in ("junk", "script", "random"))]
     return {"games": len(played), "refused": refused, "failures": failures, **sums, "never_finished": never,
-            "raised_in": {name: one["raised"] for name, one in played.items() if one.get("raised")}}  # fmt: skip
+            "raised_in": {name: row["raised"] for name, row in played.items() if row.get("raised")}}  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:

@@ -62,8 +62,8 @@ def roles() -> list[Role]:
 def role_door(role: Role) -> Door:
     """A response to one role: every field is safe to store and to send."""
 
-    def hear(said: Input) -> Heard:
-        for text in (said.text, BYTES.decode(i % BYTES.vocab_size for i in said.ids)):
+    def hear(message: Input) -> Heard:
+        for text in (message.text, BYTES.decode(i % BYTES.vocab_size for i in message.ids)):
             fields, why = role.read(text)
             json.dumps([fields, why], ensure_ascii=False, allow_nan=False).encode()
         return Heard()
@@ -74,15 +74,15 @@ def role_door(role: Role) -> Door:
 def play_door(team: Workflow, fields: dict[str, Any], hidden: dict[str, Any]) -> Door:
     """A whole play in which everyone, outside models included, says the input."""
 
-    def hear(said: Input) -> Heard:
-        scripts = Assignment(dict.fromkeys(team.roles, "s"), {"s": Scripted(lambda turn: said.text)})
+    def hear(message: Input) -> Heard:
+        scripts = Assignment(dict.fromkeys(team.roles, "s"), {"s": Scripted(lambda turn: message.text)})
         with Controller(team, scripts, None, {}, attempts=1) as controller:
             try:
                 (episode,) = controller.play([Task(0, fields, hidden)]).episodes
             except RolloutError:  # every play was aborted, for there is one
                 return Heard(aborted=True)
-        pays = [one for way in episode.trajectories for one in earned(team, way).values()]
-        return Heard(episode.aborted, max([0.0, *(max(one.team + one.local, one.team) for one in pays)]))
+        pays = [pay for way in episode.trajectories for pay in earned(team, way).values()]
+        return Heard(episode.aborted, max([0.0, *(max(pay.team + pay.local, pay.team) for pay in pays)]))
 
     return hear
 
@@ -92,55 +92,55 @@ def tool_doors() -> dict[str, Door]:
     chat = Chat(BYTES, CHATML)
     asked = chat.start([Message("user", "q")])
 
-    def values(said: Input) -> Heard:
-        value = read_value([said.text, {said.text: (said.text, 1.5)}, *frozenset({said.text})])
+    def values(message: Input) -> Heard:
+        value = read_value([message.text, {message.text: (message.text, 1.5)}, *frozenset({message.text})])
         json.dumps(value.value, ensure_ascii=False, allow_nan=False).encode()
-        json.dumps(read_json(said.raw).value, ensure_ascii=False, allow_nan=False).encode()
-        read_text(said.raw).value.encode()
+        json.dumps(read_json(message.raw).value, ensure_ascii=False, allow_nan=False).encode()
+        read_text(message.raw).value.encode()
         return Heard(aborted=not value.ok)
 
-    def conversation(said: Input) -> Heard:
-        for ids in ([i % BYTES.vocab_size for i in said.ids], BYTES.encode(read_text(said.text).value)):
+    def conversation(message: Input) -> Heard:
+        for ids in ([i % BYTES.vocab_size for i in message.ids], BYTES.encode(read_text(message.text).value)):
             reply = chat.read(chat.reply(asked, ids))
             read_value([dict(call.arguments) for call in reply.tool_calls])
         return Heard()
 
-    def chat_server(said: Input) -> Heard:
-        reply = refused(ValueError, read_reply, said.raw)
-        reply = reply and refused(BackendError, lambda one: checked_reply(one, 10, 10), reply)
+    def chat_server(message: Input) -> Heard:
+        reply = refused(ValueError, read_reply, message.raw)
+        reply = reply and refused(BackendError, lambda parsed: checked_reply(parsed, 10, 10), reply)
         if reply is not None:
             reply.text.encode()
             assert reply.completion_tokens is None or 0 <= reply.completion_tokens <= 10
-        kept_reply(said.text)
-        assert (retry_after_s(said.text) or 0.0) >= 0.0
+        kept_reply(message.text)
+        assert (retry_after_s(message.text) or 0.0) >= 0.0
         return Heard()
 
-    def retriever_server(said: Input) -> Heard:
-        for hits in refused(ValueError, lambda raw: read_hits(raw, 1, 3), said.raw) or ():
+    def retriever_server(message: Input) -> Heard:
+        for hits in refused(ValueError, lambda raw: read_hits(raw, 1, 3), message.raw) or ():
             json.dumps([dataclasses.asdict(hit) for hit in hits], allow_nan=False, ensure_ascii=False).encode()
         return Heard()
 
-    def retriever_client(said: Input) -> Heard:
-        refused((ValueError, TypeError), lambda raw: read_request(raw, 3), said.raw)
+    def retriever_client(message: Input) -> Heard:
+        refused((ValueError, TypeError), lambda raw: read_request(raw, 3), message.raw)
         return Heard()
 
-    def endpoint_client(said: Input) -> Heard:
+    def endpoint_client(message: Input) -> Heard:
         models = {"m": lambda *_: None}
-        body = b'{"model": "m", "messages": [{"role": "user", "content": %s}]}' % said.raw
-        for raw in (said.raw, body):
+        body = b'{"model": "m", "messages": [{"role": "user", "content": %s}]}' % message.raw
+        for raw in (message.raw, body):
             for kind in ("chat/completions", "completions"):
                 refused(ValueError, lambda raw, kind=kind: read_completion(raw, models, kind), raw)
             refused(ValueError, lambda raw: read_reward(raw, models), raw)
         return Heard()
 
-    def program(said: Input) -> Heard:
+    def program(message: Input) -> Heard:
         wanted = [SECRET, [1, {"a": 2.5}]]
-        verdict = read_calls(Program(said.raw, b"", 0, channel=said.raw), wanted, USUAL, True)
+        verdict = read_calls(Program(message.raw, b"", 0, channel=message.raw), wanted, USUAL, True)
         repr(verdict.cases).encode()
-        return Heard(paid=verdict.pass_rate + same_output(read_text(said.raw).value, SECRET))
+        return Heard(paid=verdict.pass_rate + same_output(read_text(message.raw).value, SECRET))
 
-    found = (values, conversation, chat_server, retriever_server, retriever_client, endpoint_client, program)
-    return {door.__name__: door for door in found}
+    doors = (values, conversation, chat_server, retriever_server, retriever_client, endpoint_client, program)
+    return {door.__name__: door for door in doors}
 
 
 def people_doors() -> dict[str, Door]:
@@ -148,26 +148,26 @@ def people_doors() -> dict[str, Door]:
     templates = ({"a": "{json}"}, {"a": "{int}"}, {"a": ["{text}"]})
     parsers = [openenv.action_parser(template, form) for template in templates for form in ("plain", "tags")]
 
-    def openenv_server(said: Input) -> Heard:
-        answer = refused((Fault, Refusal), read_server, said.raw)
+    def openenv_server(message: Input) -> Heard:
+        answer = refused((Fault, Refusal), read_server, message.raw)
         if answer is not None:
             assert math.isfinite(1e6 * answer.reward)  # a metric sums a play's rewards
             seen = [refused(Fault, lambda path: openenv.observed(answer.observation, path), path) for path in ("", "a", "a.b")]
             "".join(filter(None, seen)).encode()
         for parse in parsers:
-            json.dumps(refused(FormatError, parse, read_text(said.raw).value), allow_nan=False, ensure_ascii=False).encode()
+            json.dumps(refused(FormatError, parse, read_text(message.raw).value), allow_nan=False, ensure_ascii=False).encode()
         return Heard()
 
-    def person(said: Input) -> Heard:
+    def person(message: Input) -> Heard:
         turns = Turns()  # its first turn is the one that the seeds answer
         turns.show("r", [("user", "q")])
-        status, told = turns.answer(said.raw)
+        status, told = turns.answer(message.raw)
         told.encode()
         assert status in (200, 400, 409)
         return Heard()
 
-    def coach(said: Input) -> Heard:
-        score = refused(Unreadable, read_score, said.text)
+    def coach(message: Input) -> Heard:
+        score = refused(Unreadable, read_score, message.text)
         assert score is None or 0.0 <= score.value <= 10.0
         return Heard()
 
@@ -198,13 +198,13 @@ def state_game_doors() -> dict[str, Door]:
         state = game.reset(game.instance(jax.random.key(0), "train"))
         acts = {role: jax.jit(lambda ids, where, name=role.name: game.act(state, name, ids, where)) for role in game.roles}
 
-        def hear(said: Input) -> Heard:
+        def hear(message: Input) -> Heard:
             for role, act in acts.items():
-                ids = np.resize(np.asarray([*said.ids, 0], np.int64) % game.tokenizer.vocab_size, role.response_tokens).astype(np.int32)
-                after = act(ids, np.arange(role.response_tokens) < max(1, len(said.ids)))
+                ids = np.resize(np.asarray([*message.ids, 0], np.int64) % game.tokenizer.vocab_size, role.response_tokens).astype(np.int32)
+                after = act(ids, np.arange(role.response_tokens) < max(1, len(message.ids)))
                 assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after) if np.issubdtype(leaf.dtype, np.floating))
                 if hasattr(game, "read"):
-                    game.read(state, role.name, said.text)
+                    game.read(state, role.name, message.text)
             return Heard()
 
         return hear
@@ -225,18 +225,18 @@ def main(argv: list[str]) -> None:
     every, counts, times, worst = list(doors().items()), collections.Counter(), [], {}
     for _, door in every:
         door(Input(""))  # compiled, imported, warm
-    said = inputs(SEED.value)
+    messages = inputs(SEED.value)
     for number in range(INPUTS.value):
         name, door = every[number % len(every)]
-        one = next(said)
+        message = next(messages)
         tick, cpu = time.perf_counter(), time.process_time()
         try:
-            heard = door(one)
+            heard = door(message)
         except Exception as error:
             counts["exceptions"] += 1
-            worst.setdefault(f"{name}: {type(error).__name__}: {error}"[:200], one.text[:200])
+            worst.setdefault(f"{name}: {type(error).__name__}: {error}"[:200], message.text[:200])
             continue
-        times.append((time.process_time() - cpu, time.perf_counter() - tick, f"{name}, {len(one.text)} characters"))
+        times.append((time.process_time() - cpu, time.perf_counter() - tick, f"{name}, {len(message.text)} characters"))
         counts["aborts"] += heard.aborted
         counts["rewards"] += heard.paid > 0
     cpu_ms, wall_ms = (np.asarray(column) * 1e3 for column in list(zip(*times))[:2])

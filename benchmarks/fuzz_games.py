@@ -81,13 +81,13 @@ def _play(build: Callable[[Echo], Workflow], headline: str, fields: dict[str, An
     """A whole play in which roles and programs say the input. Being readable is paid in most of these teams, so pay is the headline."""
     made: list[tuple[Echo, Workflow]] = []
 
-    def hear(said: Input) -> Heard:
+    def hear(message: Input) -> Heard:
         if not made:
             echo = Echo()
             made.append((echo, build(echo)))
         echo, team = made[0]
-        echo.raw = said.raw
-        scripts = Assignment(dict.fromkeys(team.roles, "s"), {"s": Scripted(lambda turn: said.text)})
+        echo.raw = message.raw
+        scripts = Assignment(dict.fromkeys(team.roles, "s"), {"s": Scripted(lambda turn: message.text)})
         with _echoing(echo), Controller(team, scripts, None, {}, attempts=1) as controller:
             try:
                 (episode,) = controller.play([Task(0, fields, hidden)]).episodes
@@ -100,13 +100,13 @@ def _play(build: Callable[[Echo], Workflow], headline: str, fields: dict[str, An
 
 def team_doors() -> dict[str, Door]:
     """One door per team."""
-    found = {}
+    plays = {}
     for name, instance in ENVIRONMENTS.items():
         for agents in ("team", "single"):
             def build(echo, name=name, agents=agents):
                 return make_game(name, agents=agents).workflow
 
-            found[f"play {name} {agents}"] = _play(build, "solved", {"task": "t", "instance": instance}, {})
+            plays[f"play {name} {agents}"] = _play(build, "solved", {"task": "t", "instance": instance}, {})
 
     def code(function: str, agents: str) -> Door:
         tests = (((1,), SECRET),) if function else (("1", SECRET),)
@@ -119,11 +119,11 @@ def team_doors() -> dict[str, Door]:
 
     for function in ("", "f"):
         for agents in ("team", "single"):
-            found[f"play code_debate {function or 'stdio'} {agents}"] = code(function, agents)
+            plays[f"play code_debate {function or 'stdio'} {agents}"] = code(function, agents)
     plan = (("add", 3),)
     hidden = {"function": "f", "tests": (((3,), NUMBER),), "references": (plan,), "mutants": (), "shown": ()}
     words = coding.function_debate_roles()
-    found["play function_debate"] = _play(
+    plays["play function_debate"] = _play(
         lambda echo: coding.code_debate(coding.FunctionRuns(sandbox=echo), words, inputs=("problem",)), "solved", {"problem": "p"}, hidden
     )
 
@@ -137,7 +137,7 @@ def team_doors() -> dict[str, Door]:
     asked, ordered = {"problem": "p"}, {"problem": "p", ORDER: "o"}
     judged = {**maths.sums_roles(), "judge": maths.sums_judge()}
     only, few = ("problem",), tuple(small)
-    return found | {
+    return plays | {
         "play maths_debate": _play(lambda echo: maths.maths_debate(answers(echo)), "correct", asked, gold),
         "play maths_debate single": _play(lambda echo: maths.maths_debate(answers(echo), agents="single"), "correct", asked, gold),
         "play maths_ensemble": _play(lambda echo: maths.maths_ensemble(answers(echo), 2, 2), "correct", ordered, gold),
@@ -155,10 +155,10 @@ def row_doors() -> dict[str, Door]:
     folder = tempfile.TemporaryDirectory()
 
     def door(load: Callable[[pathlib.Path], Any]) -> Door:
-        def hear(said: Input) -> Heard:
+        def hear(message: Input) -> Heard:
             for ending in ("jsonl", "json"):
                 path = pathlib.Path(folder.name) / f"rows.{ending}"
-                line = said.raw.replace(b"\n", b" ")
+                line = message.raw.replace(b"\n", b" ")
                 path.write_bytes(line if ending == "jsonl" else b"[" + line + b"]")
                 for task in refused(DataError, load, path) or ():
                     repr((task.fields, task.hidden)).encode()

@@ -117,7 +117,7 @@ class Sent:
 
 def make_requests(count: int, seed: int) -> list[Sent]:
     """What is sent; of the bodies one in six stands as it is."""
-    draw, found = random.Random(seed), []
+    draw, requests = random.Random(seed), []
     for _ in range(count):
         kind, episode = draw.choice([*BODIES, "reward"]), f"e{draw.randrange(1 + count // 20)}"
         behind = kind == "reward" or draw.random() < 0.7
@@ -132,24 +132,24 @@ def make_requests(count: int, seed: int) -> list[Sent]:
         elif way < 0.08:
             headers[draw.choice(list(headers))] = draw.choice(("", "x", "-1", "9" * 20, "text/plain", "application/json; charset=x"))
         elif way < 0.12:
-            found.append(Sent("GET", draw.choice(PATHS).format(episode), {}, b""))
+            requests.append(Sent("GET", draw.choice(PATHS).format(episode), {}, b""))
             continue
         elif way < 0.15:
-            found.append(Sent(draw.choice(("POST", "PUT", "DELETE", "OPTIONS", "x")), draw.choice(PATHS).format(episode), headers, body))
+            requests.append(Sent(draw.choice(("POST", "PUT", "DELETE", "OPTIONS", "x")), draw.choice(PATHS).format(episode), headers, body))
             continue
-        found.append(Sent("POST", path, headers, body, kind, episode if behind else None))
-    return found
+        requests.append(Sent("POST", path, headers, body, kind, episode if behind else None))
+    return requests
 
 
-def send(port: int, one: Sent) -> tuple[int, str, bytes, float]:
+def send(port: int, request: Sent) -> tuple[int, str, bytes, float]:
     """(status, type, body, seconds) of the answer; status 0 and a reason as the type if none came in time."""
     start = time.monotonic()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
     try:
-        connection.putrequest(one.method, one.path)
-        for header in one.headers.items():
+        connection.putrequest(request.method, request.path)
+        for header in request.headers.items():
             connection.putheader(*header)
-        connection.endheaders(one.body)
+        connection.endheaders(request.body)
         answer = connection.getresponse()
         return answer.status, answer.headers.get("Content-Type", ""), answer.read(), time.monotonic() - start
     except (OSError, http.client.HTTPException) as error:
@@ -158,29 +158,29 @@ def send(port: int, one: Sent) -> tuple[int, str, bytes, float]:
         connection.close()
 
 
-def fault_of(one: Sent, status: int, content_type: str, body: bytes) -> str:
+def fault_of(request: Sent, status: int, content_type: str, body: bytes) -> str:
     """What is wrong with an answer; "" if it is a right answer or a named refusal."""
     if status == 0:
         return f"no answer ({content_type})"
-    if status >= 500 and not (status == 501 and one.method != "POST"):
+    if status >= 500 and not (status == 501 and request.method != "POST"):
         return f"status {status}: {body[:200]!r}"
     try:
         if content_type == "text/event-stream":
             whole = replies_in(body, True) and any(end in body[-4000:] for end in ENDS)
             return "" if whole or _is_named(_last_event(body)) else f"a stream without an end: {body[-200:]!r}"
-        found = json.loads(body, parse_constant=lambda name: 1 / 0)
+        answer = json.loads(body, parse_constant=lambda name: 1 / 0)
     except (ValueError, ZeroDivisionError):
         return f"no JSON: {body[:200]!r}"
     if status == 200:
-        if one.method == "GET" or one.kind == "reward":
+        if request.method == "GET" or request.kind == "reward":
             return ""
         return "" if replies_in(body, False) else f"an answer without a reply: {body[:200]!r}"
-    return "" if _is_named(found) else f"status {status} without a reason in one line: {body[:200]!r}"
+    return "" if _is_named(answer) else f"status {status} without a reason in one line: {body[:200]!r}"
 
 
-def _is_named(found: Any) -> bool:
+def _is_named(answer: Any) -> bool:
     """Whether an answer is a refusal with a reason in one line."""
-    error = found.get("error") if isinstance(found, dict) else None
+    error = answer.get("error") if isinstance(answer, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
     return isinstance(message, str) and 0 < len(message) < 2000 and "\n" not in message
 
@@ -194,8 +194,8 @@ def _last_event(body: bytes) -> Any:
 def replies_in(body: bytes, stream: bool) -> int:
     """How many replies an answer holds."""
     if not stream:
-        found = json.loads(body)
-        return len(found["choices"]) if "choices" in found else int("content" in found or "output" in found)
+        answer = json.loads(body)
+        return len(answer["choices"]) if "choices" in answer else int("content" in answer or "output" in answer)
     events = [json.loads(line.removeprefix(b"data: ")) for line in body.split(b"\n") if line.startswith(b"data: {")]
     ended = {choice["index"] for event in events for choice in event.get("choices", ()) if choice["finish_reason"]}
     return len(ended) or sum(event.get("type") in ("message_stop", "response.completed", "response.incomplete") for event in events)
@@ -208,15 +208,15 @@ def measure(port: int, record: pathlib.Path, sent: list[Sent], clients: int) -> 
         send(port, Sent("POST", f"/v1/{kind}", {"Content-Type": "application/json", "Content-Length": str(len(data))}, data))
     start = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:
-        answers = list(pool.map(lambda one: send(port, one), sent))
+        answers = list(pool.map(lambda request: send(port, request), sent))
     seconds, told, paid = time.monotonic() - start, collections.Counter(), collections.Counter()
-    faults = [f"{one.method} {one.path} {one.body[:300]!r}: {fault}" for one, found in zip(sent, answers, strict=True)
-              if (fault := fault_of(one, *found[:3]))]  # fmt: skip
-    for one, (status, content_type, body, _) in zip(sent, answers, strict=True):
-        if status == 200 and one.kind == "reward":
-            paid[one.episode] += 1
-        elif status == 200 and one.episode is not None and one.kind:
-            told[one.episode] += replies_in(body, content_type == "text/event-stream")
+    faults = [f"{request.method} {request.path} {request.body[:300]!r}: {fault}" for request, answer in zip(sent, answers, strict=True)
+              if (fault := fault_of(request, *answer[:3]))]  # fmt: skip
+    for request, (status, content_type, body, _) in zip(sent, answers, strict=True):
+        if status == 200 and request.kind == "reward":
+            paid[request.episode] += 1
+        elif status == 200 and request.episode is not None and request.kind:
+            told[request.episode] += replies_in(body, content_type == "text/event-stream")
     lines = [json.loads(line) for line in record.read_text().splitlines()]
     recorded = collections.Counter(line["episode"] for line in lines if "ids" in line)
     pays = collections.Counter(line["episode"] for line in lines if "ids" not in line)
@@ -226,7 +226,7 @@ def measure(port: int, record: pathlib.Path, sent: list[Sent], clients: int) -> 
     return {
         "requests": len(sent), "statuses": dict(sorted(statuses.items())), "replies": sum(told.values()), "paid": sum(paid.values()),
         "episodes": len(recorded), "lost": len(lost), "faults": len(faults), "first_faults": [*faults[:3], *sorted(lost)[:3]],
-        "slowest_s": round(max((found[3] for found in answers), default=0.0), 2), "wall_s": round(seconds, 1),
+        "slowest_s": round(max((answer[3] for answer in answers), default=0.0), 2), "wall_s": round(seconds, 1),
     }  # fmt: skip
 
 
@@ -245,11 +245,11 @@ def main() -> None:
         config = make(folder / "tiny", "qwen3", 1024, 0) / "tokenizer_config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": TEMPLATE}))
         with ServedRecord(folder, f"--name={ROLE}", "--max_prompt=1500", "--max_tokens=12") as server:
-            found = measure(server.port, server.record, make_requests(arguments.requests, arguments.seed), arguments.clients)
-        said = (folder / "server.log").read_text()
-    found["exceptions"] = said.count("Traceback")
-    print(json.dumps({"benchmark": "fuzz_requests", "clients": arguments.clients, "seed": arguments.seed, **found}))
-    sys.exit(bool(found["faults"] + found["lost"] + found["exceptions"]))
+            figures = measure(server.port, server.record, make_requests(arguments.requests, arguments.seed), arguments.clients)
+        log = (folder / "server.log").read_text()
+    figures["exceptions"] = log.count("Traceback")
+    print(json.dumps({"benchmark": "fuzz_requests", "clients": arguments.clients, "seed": arguments.seed, **figures}))
+    sys.exit(bool(figures["faults"] + figures["lost"] + figures["exceptions"]))
 
 
 if __name__ == "__main__":

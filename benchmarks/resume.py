@@ -286,7 +286,7 @@ def main() -> None:
         finish(launch(options.processes, *flags, f"--workdir={folder / 'again'}"), FINISH_S)  # every program is compiled, as below
         whole_s = time.time() - again
         differing = [f"run again: {name}" for name in differences(folder / "whole", folder / "again", bound)]
-        killed, found, ends, rounds = [], [], [], 0
+        killed, figures, ends, rounds = [], [], [], 0
         while len(killed) < options.kills:
             rounds += 1
             count = min(options.per_round, options.kills - len(killed))
@@ -295,11 +295,11 @@ def main() -> None:
             seen: list[dict] = []
             more, steps, _ = interrupted(flags, place, moments, dice, whole_s / 3, options.processes, unsent, seen)
             unsent = unsent[len(more) :]
-            killed, found, ends = killed + more, found + steps, ends + seen
+            killed, figures, ends = killed + more, figures + steps, ends + seen
             differing += [f"round {rounds}: {name}" for name in differences(folder / "whole", place, bound)]
             differing += [f"round {rounds}: {end['wrong']}" for end in seen if end["wrong"]]
             outcome = {
-                **counts(killed, found, ends),
+                **counts(killed, figures, ends),
                 "runs_completed": rounds,
                 "given": given,
                 "arrays_compared": rounds * len(arrays(folder / "whole")),
