@@ -64,16 +64,16 @@ def numbers(text: str, separators: str = "x+") -> tuple[int, ...]:
 def row(part: str, name: dict, measure: Callable[[], dict]) -> dict:
     """The row `name` with what `measure` returns, or with what it raised under `failed`."""
     try:
-        found = measure()
+        figures = measure()
     except Exception as error:  # whatever a kernel, a compiler or a device raises: it must not cost the other rows
-        said = str(error).strip().splitlines() or [""]
-        found = {"failed": f"{type(error).__name__}: {said[0][:300]}"}
-    return {"part": part, **name, **found}
+        lines = str(error).strip().splitlines() or [""]
+        figures = {"failed": f"{type(error).__name__}: {lines[0][:300]}"}
+    return {"part": part, **name, **figures}
 
 
-def within(value: float, bound: float, what: str) -> dict:
+def within(value: float, bound: float, quantity: str) -> dict:
     """`failed` if a value is above its bound or not a number."""
-    return {} if value <= bound else {"failed": f"{what} {value:.2g} is above {bound:.2g}"}
+    return {} if value <= bound else {"failed": f"{quantity} {value:.2g} is above {bound:.2g}"}
 
 
 def model_of(sizes: Sizes, preset: str = "", **changed):
@@ -182,12 +182,12 @@ def unavailable(path: str, kind: str, dtype: str, platform: str) -> str:
     return ""
 
 
-def difference(one, other) -> float:
+def difference(values, reference) -> float:
     """Largest |difference| over the largest |value| of the other."""
     import numpy as np
 
-    one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
-    return float(np.max(np.abs(one - other)) / np.max(np.abs(other)))
+    values, reference = np.asarray(values, np.float64), np.asarray(reference, np.float64)
+    return float(np.max(np.abs(values - reference)) / np.max(np.abs(reference)))
 
 
 def attend(path: str, queries, keys, values, mask, weight) -> tuple:
@@ -240,9 +240,9 @@ def attention_row(run: Callable, path: str, how: str, given: tuple, want: tuple)
         output, *gradients = run(path, *given)
     forward, backward = difference(output, want[0]), max(map(difference, gradients, want[1:]))
     auto = choose("auto", given[0].shape[1], given[0].dtype, given[3]) == path
-    found = {"output": forward, "gradient": backward, "bound": BOUNDS[how], "auto": auto}
+    figures = {"output": forward, "gradient": backward, "bound": BOUNDS[how], "auto": auto}
     worst = next((x for x in (forward, backward) if not x <= BOUNDS[how]), 0.0)
-    return found | within(worst, BOUNDS[how], "a difference of")
+    return figures | within(worst, BOUNDS[how], "a difference of")
 
 
 # ---------------------------------------------------------------------------------------------------- log-probs of whole models

@@ -54,17 +54,17 @@ def answers(params: dict, config: ModelConfig, sizes: EngineConfig, requests: li
     """Number of a request -> the bytes of its answer."""
     with Engine({"a": (config, params)}, jax.random.key(3), sizes=sizes) as engine:
         if alone:
-            found = [engine.generate_all([requests[i]])[0] for i in order]
+            replies = [engine.generate_all([requests[i]])[0] for i in order]
         else:
-            found = engine.generate_all([requests[i] for i in order])
-    return {i: (np.asarray(x.tokens).tobytes(), np.asarray(x.log_probs).tobytes()) for i, x in zip(order, found, strict=True)}
+            replies = engine.generate_all([requests[i] for i in order])
+    return {i: (np.asarray(x.tokens).tobytes(), np.asarray(x.log_probs).tobytes()) for i, x in zip(order, replies, strict=True)}
 
 
 def costs(params: dict, config: ModelConfig, requests: list[Request], repeats: int) -> list[tuple[float, float]]:
     """CPU seconds of the exact and of the default engine, turn by turn, with empty pools."""
     models, key = {"a": (config, params)}, jax.random.key(3)
     with Engine(models, key, sizes=SIZES) as exact, Engine(models, key, sizes=dataclasses.replace(SIZES, batch_invariant=False)) as plain:
-        found = []
+        pairs = []
         for _ in range(repeats + 2):  # the first two compile
             pair = []
             for engine in (exact, plain):
@@ -72,8 +72,8 @@ def costs(params: dict, config: ModelConfig, requests: list[Request], repeats: i
                 begun = time.process_time()
                 engine.generate_all(requests)
                 pair.append(time.process_time() - begun)
-            found.append(tuple(pair))
-    return found[2:]
+            pairs.append(tuple(pair))
+    return pairs[2:]
 
 
 def main() -> None:
@@ -94,8 +94,8 @@ def main() -> None:
     plain = dataclasses.replace(SIZES, batch_invariant=False)
     wanted = answers(params, config, SIZES, requests, first)
 
-    def differ(found, wanted=wanted):
-        return sum(found[i] != wanted[i] for i in found)
+    def differ(replies, wanted=wanted):
+        return sum(replies[i] != wanted[i] for i in replies)
 
     differing = {
         "orders": [differ(answers(params, config, SIZES, requests, order)) for order in orders],
@@ -103,7 +103,7 @@ def main() -> None:
         "alone": differ(answers(params, config, SIZES, requests, first[::10], alone=True)),
     }
     default = differ(answers(params, config, plain, requests, orders[0]), answers(params, config, plain, requests, first))
-    ratios = sorted(exact / other for exact, other in costs(params, config, requests[:256], o.repeats))
+    ratios = sorted(exact / usual for exact, usual in costs(params, config, requests[:256], o.repeats))
     bad = sum(differing["orders"]) + differing["small_pool"] + differing["alone"]
     print(json.dumps({
         "benchmark": "exact", "requests": o.requests, "width": o.width, "differing_answers": differing,

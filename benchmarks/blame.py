@@ -24,14 +24,14 @@ def plays(environment: Any, tables: int, when: str) -> list[tuple[Any, list[Any]
     from marl_llm.cli.coach import scripted
     from marl_llm.coaching.small import views_of
 
-    given, found = environment.tasks("test", 0, 4 * tables), []
+    given, played = environment.tasks("test", 0, 4 * tables), []
     for fault in FAULTS:
         tasks = [task for task in given if fault.kind in (None, task.stratum)][:tables]
         by_task = collections.defaultdict(list)
         for view in views_of(scripted(environment, faulty_player(fault), tasks, 1), when):
             by_task[view.task["given"].digest].append(view)
-        found += [(fault, views) for views in by_task.values()]
-    return found
+        played += [(fault, views) for views in by_task.values()]
+    return played
 
 
 def right(role: str, views: Sequence[Any], scores: Sequence[float | None]) -> bool:
@@ -43,10 +43,10 @@ def right(role: str, views: Sequence[Any], scores: Sequence[float | None]) -> bo
     return max(own) < min(others)
 
 
-def shares(found: Sequence[tuple[Any, list[Any]]], scores: Sequence[float | None]) -> dict[str, Any]:
+def shares(played: Sequence[tuple[Any, list[Any]]], scores: Sequence[float | None]) -> dict[str, Any]:
     """`scores`: of all views, one play after the other."""
     verdicts, at = collections.defaultdict(list), 0
-    for fault, views in found:
+    for fault, views in played:
         verdicts[fault.name].append(right(fault.role, views, scores[at : at + len(views)]))
         at += len(views)
     every = [one for some in verdicts.values() for one in some]
@@ -85,8 +85,8 @@ def of_rubric(tables: int, environment: Any = None) -> dict[str, Any]:
 def _rubric(environment: Any, tables: int, when: str) -> dict[str, Any]:
     from marl_llm.coaching.small import rubric_value
 
-    found = plays(environment, tables, when)
-    return shares(found, [rubric_value(view, environment.guide) for _, views in found for view in views])
+    played = plays(environment, tables, when)
+    return shares(played, [rubric_value(view, environment.guide) for _, views in played for view in views])
 
 
 def of_small(folder: pathlib.Path, tables: int) -> dict[str, Any]:
@@ -95,13 +95,13 @@ def of_small(folder: pathlib.Path, tables: int) -> dict[str, Any]:
     from marl_llm.coaching.small import read_record, rubric_value
 
     environment = _world()
-    found = plays(environment, tables, "end")
-    views = [view for _, some in found for view in some]
-    said = scores_of(folder, read_record(folder, environment.guide)["max_prompt"], environment.guide, views)
+    played = plays(environment, tables, "end")
+    views = [view for _, some in played for view in some]
+    scores = scores_of(folder, read_record(folder, environment.guide)["max_prompt"], environment.guide, views)
     wanted = [rubric_value(view, environment.guide) for view in views]
-    gaps = [abs(a - b) for a, b in zip(said, wanted, strict=True) if a is not None]
-    known = {"missing": sum(one is None for one in said), "mae": round(sum(gaps) / max(1, len(gaps)), 3)}
-    return {"end": shares(found, said) | known}
+    gaps = [abs(a - b) for a, b in zip(scores, wanted, strict=True) if a is not None]
+    known = {"missing": sum(one is None for one in scores), "mae": round(sum(gaps) / max(1, len(gaps)), 3)}
+    return {"end": shares(played, scores) | known}
 
 
 if __name__ == "__main__":

@@ -68,14 +68,14 @@ def main() -> None:
                 after = train(checkpoints.directory / str(number))
                 whole = saved if way == "at_once" else time.perf_counter() - began
                 checkpoints.wait()
-                for found, value in zip(times[way].values(), (saved, whole, after)):
-                    found.append(value)
+                for seconds, value in zip(times[way].values(), (saved, whole, after)):
+                    seconds.append(value)
         one, two = (arrays(folder / way) for way in ways)
 
-    def spread(found):
-        return [round(of(found[1:]), 4) for of in (statistics.median, min, max)]
+    def spread(seconds):
+        return [round(of(seconds[1:]), 4) for of in (statistics.median, min, max)]
 
-    outcome = {way: {name: spread(found) for name, found in figures.items()} for way, figures in times.items()}
+    outcome = {way: {name: spread(seconds) for name, seconds in figures.items()} for way, figures in times.items()}
     outcome |= {
         "update_s": round(alone, 4),
         "checkpoint_mb": round(sum(x.nbytes for x in jax.tree.leaves(policies)) / 1e6),

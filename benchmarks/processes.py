@@ -75,9 +75,9 @@ FIGURES = ("samples", "success", "turns", "sampled_tokens")
 
 def free_port() -> int:
     """A port that nobody listens on now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def launch(count: int, *flags: str) -> list[subprocess.Popen]:
@@ -100,14 +100,14 @@ def launch(count: int, *flags: str) -> list[subprocess.Popen]:
 def finish(processes: list[subprocess.Popen], timeout_s: float = 600) -> list[str]:
     """What each printed, all having ended well. Raises `RuntimeError` otherwise; none is left behind."""
     try:
-        said = [process.communicate(timeout=timeout_s)[0] for process in processes]
+        outputs = [process.communicate(timeout=timeout_s)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    for process, text in zip(processes, said, strict=True):
+    for process, text in zip(processes, outputs, strict=True):
         if process.returncode:
             raise RuntimeError(f"{' '.join(process.args)} ended with {process.returncode}:\n{text}")
-    return said
+    return outputs
 
 
 def arrays(workdir: pathlib.Path, step: int) -> dict[str, np.ndarray]:
@@ -115,14 +115,14 @@ def arrays(workdir: pathlib.Path, step: int) -> dict[str, np.ndarray]:
     import jax
     import orbax.checkpoint as ocp
 
-    found = {}
+    by_name = {}
     for folder in sorted((workdir / "checkpoints" / str(step) / "policies").iterdir()):
         reader = ocp.PyTreeCheckpointer()
         shapes = reader.metadata(folder).item_metadata.tree
         args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
         leaves = jax.tree_util.tree_leaves_with_path(reader.restore(folder, restore_args=args))
-        found |= {f"{folder.name}{jax.tree_util.keystr(path)}": np.asarray(leaf) for path, leaf in leaves}
-    return found
+        by_name |= {f"{folder.name}{jax.tree_util.keystr(path)}": np.asarray(leaf) for path, leaf in leaves}
+    return by_name
 
 
 def figures(workdir: pathlib.Path) -> list[dict]:
@@ -133,10 +133,10 @@ def figures(workdir: pathlib.Path) -> list[dict]:
 
 def distance(a: pathlib.Path, b: pathlib.Path, step: int) -> float:
     """Largest difference between the parameters of two runs after a step; optimizer moments are no parameters."""
-    one, other = arrays(a, step), arrays(b, step)
-    if one.keys() != other.keys():
+    first, second = arrays(a, step), arrays(b, step)
+    if first.keys() != second.keys():
         return float("inf")
-    return max(float(np.max(np.abs(x - other[name]), initial=0.0)) for name, x in one.items() if "params" in name)
+    return max(float(np.max(np.abs(x - second[name]), initial=0.0)) for name, x in first.items() if "params" in name)
 
 
 def main() -> None:
@@ -148,10 +148,10 @@ def main() -> None:
     parser.add_argument("--mesh", default="1x1", help="fsdp x tensor, of the devices of all processes together")
     parser.add_argument("--bound", type=float, default=1e-6)
     options = parser.parse_args()
-    splits = [tuple(map(int, one.split("x"))) for one in options.splits.split(",")]
+    splits = [tuple(map(int, split.split("x"))) for split in options.splits.split(",")]
     fsdp, tensor = map(int, options.mesh.split("x"))
     inner = [f"--config.mesh.fsdp={fsdp}", f"--config.mesh.tensor={tensor}"]
-    found, began = [], time.time()
+    rows, began = [], time.time()
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         for kind in options.kinds.split(","):
@@ -168,12 +168,12 @@ def main() -> None:
             for split, place in places.items():
                 run(*split, *flags, f"--workdir={place}", f"--config.steps={options.steps}")
                 first = places[splits[0]]
-                found.append({"kind": kind, "split": "x".join(map(str, split)), "same_figures": figures(first) == figures(place)})
-                found[-1]["parameters"] = distance(first, place, options.steps)
-                print(found[-1], file=sys.stderr, flush=True)
-    good = all(one["same_figures"] and one["parameters"] <= options.bound for one in found)
+                rows.append({"kind": kind, "split": "x".join(map(str, split)), "same_figures": figures(first) == figures(place)})
+                rows[-1]["parameters"] = distance(first, place, options.steps)
+                print(rows[-1], file=sys.stderr, flush=True)
+    good = all(row["same_figures"] and row["parameters"] <= options.bound for row in rows)
     hardware = f"{os.cpu_count()} CPU cores ({platform.machine()})"
-    page = {"mesh": options.mesh, "splits": found, "bound": options.bound, "equal": good, "hardware": hardware}
+    page = {"mesh": options.mesh, "splits": rows, "bound": options.bound, "equal": good, "hardware": hardware}
     print(json.dumps(page | {"seconds": round(time.time() - began)}))
     sys.exit(not good)
 

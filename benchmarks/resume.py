@@ -102,10 +102,10 @@ def kill(
     except subprocess.TimeoutExpired:
         began, step = time.monotonic(), newest(workdir)
         victim.send_signal(number)
-        wrong, early, said, ends = "", moment in ("start", "warm"), [""] * len(running), [0.0] * len(running)
+        wrong, early, outputs, ends = "", moment in ("start", "warm"), [""] * len(running), [0.0] * len(running)
 
         def listen(place: int) -> None:
-            said[place] = running[place].communicate()[0]
+            outputs[place] = running[place].communicate()[0]
             ends[place] = time.monotonic() - began
 
         threads = [threading.Thread(target=listen, args=(place,)) for place in range(len(running))]
@@ -118,18 +118,18 @@ def kill(
                 wrong = "" if early else f"after {moment} process {place} went on"
                 running[place].kill()
                 thread.join()
-        codes = [one.returncode for one in running]
+        codes = [process.returncode for process in running]
         at = ", ".join(f"{code} after {end:.1f} s" for code, end in zip(codes, ends))
         name = signal.Signals(number).name
         whom = f"process {running.index(victim)} of {len(running)}"
         print(f"{moment}, checkpoint {step}: {name} to {whom}: {at}", file=sys.stderr, flush=True)
-        stepping = any("stopped after step" in text for text in said)
+        stepping = any("stopped after step" in text for text in outputs)
         if number == signal.SIGTERM and stepping and codes != [143] * len(running):
             wrong = f"SIGTERM ended {codes}"
         if number == signal.SIGTERM and stepping and not checkpoint_is_newest(workdir):
             wrong = "no checkpoint of the last step"
         if wrong or max(ends) > SLOW_S:
-            print(f"{wrong or 'slow'}:", *(text[-3000:] for text in said), sep="\n", file=sys.stderr, flush=True)
+            print(f"{wrong or 'slow'}:", *(text[-3000:] for text in outputs), sep="\n", file=sys.stderr, flush=True)
         return {"signal": name, "seconds": max(ends), "codes": codes, "stepping": stepping, "wrong": wrong}
     return None
 
@@ -162,19 +162,19 @@ def arrays(workdir: pathlib.Path) -> dict:
     return out
 
 
-def equal(one, two, bound: float) -> bool:
+def equal(first, second, bound: float) -> bool:
     """Arrays or JSON values: the same to the last bit, or with a bound their numbers within it."""
-    if isinstance(one, dict) and isinstance(two, dict):
-        return one.keys() == two.keys() and all(equal(one[key], two[key], bound) for key in one)
-    if isinstance(one, list) and isinstance(two, list):
-        return len(one) == len(two) and all(map(equal, one, two, [bound] * len(one)))
-    if hasattr(one, "dtype") and hasattr(two, "dtype"):
-        if one.shape != two.shape or one.dtype != two.dtype:
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(equal(first[key], second[key], bound) for key in first)
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(equal, first, second, [bound] * len(first)))
+    if hasattr(first, "dtype") and hasattr(second, "dtype"):
+        if first.shape != second.shape or first.dtype != second.dtype:
             return False
-        return one.tobytes() == two.tobytes() if not bound else bool((abs(one - two) <= bound * (1 + abs(two))).all())
-    if bound and isinstance(one, float) and isinstance(two, float):
-        return one == two or abs(one - two) <= bound * (1 + abs(two))
-    return one == two
+        return first.tobytes() == second.tobytes() if not bound else bool((abs(first - second) <= bound * (1 + abs(second))).all())
+    if bound and isinstance(first, float) and isinstance(second, float):
+        return first == second or abs(first - second) <= bound * (1 + abs(second))
+    return first == second
 
 
 def _untimed(value):
@@ -196,12 +196,12 @@ def records(workdir: pathlib.Path) -> dict[str, list]:
     return out
 
 
-def differences(one: pathlib.Path, two: pathlib.Path, bound: float = 0.0) -> list[str]:
+def differences(first: pathlib.Path, second: pathlib.Path, bound: float = 0.0) -> list[str]:
     """Names of the arrays and lines in which two runs differ; empty when they agree in all."""
     out = []
-    a, b = arrays(one), arrays(two)
+    a, b = arrays(first), arrays(second)
     out += [name for name in sorted(set(a) | set(b)) if name not in a or name not in b or not equal(a[name], b[name], bound)]
-    a, b = records(one), records(two)
+    a, b = records(first), records(second)
     for name in sorted(set(a) | set(b)):
         left, right = a.get(name, []), b.get(name, [])
         if len(left) != len(right):
@@ -220,26 +220,26 @@ def interrupted(
       The moments at which it was really killed, the last whole checkpoint that the process after each kill found (-1: none), what the
       last process said. What `kill` saw goes to `ends`.
     """
-    killed, found, said, ends = [], [], "", [] if ends is None else ends
+    killed, steps, output, ends = [], [], "", [] if ends is None else ends
     for number, moment in enumerate([*moments, None]):
         if number:
-            found.append(newest(workdir))
+            steps.append(newest(workdir))
         known = (workdir / "config.json").exists()
         kept = [f for f in flags if f.startswith(("--compilation_cache", "--lost_after_s", "--grace_s"))]
         resumes = known and number % 2 == 0
         running = launch(processes, *([f"--resume={workdir}", *kept] if resumes else [*flags, f"--workdir={workdir}"]))
         if moment is None:
-            said = finish(running, FINISH_S)[0]
+            output = finish(running, FINISH_S)[0]
         elif end := kill(running, workdir, moment, dice, slack_s, numbers[number] if numbers else signal.SIGKILL):
             killed.append(moment)
             ends.append(end)
         else:
             finish(running, FINISH_S)
             break
-    return killed, found[: len(killed)], said
+    return killed, steps[: len(killed)], output
 
 
-def counts(killed: list[str], found: list[int], ends: list[dict]) -> dict:
+def counts(killed: list[str], steps: list[int], ends: list[dict]) -> dict:
     """How many signals were sent, when, what the next processes found, and the longest time until all had ended, by signal."""
     seconds = {name: [end["seconds"] for end in ends if end["signal"] == name] for name in sorted({end["signal"] for end in ends})}
     return {
@@ -247,8 +247,8 @@ def counts(killed: list[str], found: list[int], ends: list[dict]) -> dict:
         "signals": {name: len(each) for name, each in seconds.items()},
         "at": {moment: killed.count(moment) for moment in MOMENTS},
         "resumed": len(killed),
-        "began_above_0": sum(step > 0 for step in found),
-        "began_at": found,
+        "began_above_0": sum(step > 0 for step in steps),
+        "began_at": steps,
         "stopped_within_steps": sum(end["stepping"] for end in ends),
         "longest_end_s": {name: round(max(each), 1) for name, each in seconds.items()},
     }
@@ -279,7 +279,7 @@ def main() -> None:
         (folder / "tiny.py").write_text(CONFIGS[options.game])
         flags = [f"--config={folder / 'tiny.py'}", f"--compilation_cache={folder / 'cache'}"]
         flags += [f"--lost_after_s={options.lost_after_s:g}", f"--grace_s={GRACE_S}"]
-        flags += [f"--config.{one}" for one in (*SETTINGS, *WARM[options.game], f"steps={options.steps}")] + given
+        flags += [f"--config.{setting}" for setting in (*SETTINGS, *WARM[options.game], f"steps={options.steps}")] + given
         began = time.time()
         finish(launch(options.processes, *flags, f"--workdir={folder / 'whole'}"), FINISH_S)
         again = time.time()

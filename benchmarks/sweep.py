@@ -55,33 +55,33 @@ def main() -> None:
     recipe = make_recipe("at_grpo", entropy_coef=0.01, scale_advantages="none", loss_aggregation="token_mean", filter_zero_variance=True,
                          zero_variance_in_denominator=False)
     options = LearnerOptions(recipe, make_optimizer(), row_tokens=256, minibatch=64, microbatch_tokens=2048)
-    one = make_one(game, options, 0)
+    single = make_one(game, options, 0)
     sweep = Sweep([make_one(game, options, seed) for seed in range(arguments.teams)])
     for step in range(WARM_UP):
-        one.sft_step(step, TASKS, 2e-3)
+        single.sft_step(step, TASKS, 2e-3)
         sweep.sft_step(step, TASKS, 2e-3)
-    one.start_rl()
+    single.start_rl()
     sweep.start_rl()
 
     def alone(step):
-        one.learn(one.play(step, TASKS * step, TASKS), 1e-3)
+        single.learn(single.play(step, TASKS * step, TASKS), 1e-3)
 
     def together(step):
         sweep.step(step, TASKS * step, TASKS, 1e-3)
 
     alone(0)
     together(0)
-    found = {"one": [], "sweep": []}
+    times = {"one": [], "sweep": []}
     for repeat in range(arguments.repeats):
         first = 1 + repeat * arguments.steps
-        found["one"].append(seconds(alone, first, arguments.steps))
-        found["sweep"].append(seconds(together, first, arguments.steps))
-    medians = {name: statistics.median(times) for name, times in found.items()}
+        times["one"].append(seconds(alone, first, arguments.steps))
+        times["sweep"].append(seconds(together, first, arguments.steps))
+    medians = {name: statistics.median(each) for name, each in times.items()}
     ratio = medians["sweep"] / medians["one"]
     print(
         json.dumps(
             {"benchmark": "sweep", "teams": arguments.teams, "ratio": round(ratio, 2), "of_its_teams": round(ratio / arguments.teams, 3)}
-            | {f"{name}_s": [round(x, 3) for x in times] for name, times in found.items()}
+            | {f"{name}_s": [round(x, 3) for x in each] for name, each in times.items()}
             | {"devices": jax.device_count(), "machine": platform.machine()}
         )
     )

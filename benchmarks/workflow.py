@@ -32,17 +32,17 @@ class Programs:
     def __init__(self):
         import jax
 
-        self.found: dict[str, list[float]] = collections.defaultdict(list)
+        self.seconds: dict[str, list[float]] = collections.defaultdict(list)
         jax.monitoring.register_event_duration_secs_listener(self._compiled)
 
     def _compiled(self, event: str, seconds: float, **about) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
-            self.found[str(about.get("fun_name", "unknown"))].append(seconds)
+            self.seconds[str(about.get("fun_name", "unknown"))].append(seconds)
 
     def take(self) -> dict[str, tuple[int, float]]:
         """Name -> (programs, seconds) since the last call."""
-        found, self.found = self.found, collections.defaultdict(list)
-        return {name: (len(each), sum(each)) for name, each in sorted(found.items(), key=lambda x: -sum(x[1]))}
+        taken, self.seconds = self.seconds, collections.defaultdict(list)
+        return {name: (len(each), sum(each)) for name, each in sorted(taken.items(), key=lambda x: -sum(x[1]))}
 
 
 def cpu_by_thread() -> dict[int, float]:
@@ -93,11 +93,11 @@ def team_of(config):
 
 def engine_seconds(team) -> dict[str, float]:
     """Seconds of the team's engine so far, over all models."""
-    found = team._current.engine.stats()
-    schedulers = list({id(scheduler): found[name] for name, scheduler in team._current.engine._schedulers.items()}.values())
+    stats = team._current.engine.stats()
+    schedulers = list({id(scheduler): stats[name] for name, scheduler in team._current.engine._schedulers.items()}.values())
     out = {name: sum(scheduler.get(f"{name}_s", 0.0) for scheduler in schedulers) for name in ("admit", "decode", "swap", "compile")}
     out |= {name: sum(scheduler.get(name, 0) for scheduler in schedulers) for name in ("admit_programs", "steps", "compilations")}
-    return out | {"idle": found["engine"]["idle_s"]}
+    return out | {"idle": stats["engine"]["idle_s"]}
 
 
 def run(config, steps: int, imitation: int) -> tuple[list[dict], list[dict]]:
@@ -130,10 +130,10 @@ def run(config, steps: int, imitation: int) -> tuple[list[dict], list[dict]]:
             team.learn(batch, rate, rate)
             row["update"] = time.perf_counter() - tock
             row["tokens"], row["samples"] = float(batch.figures["sampled_tokens"]), float(batch.figures["samples"])
-            found = programs.take()
-            row["compile"] = sum(seconds for _, seconds in found.values())
+            built = programs.take()
+            row["compile"] = sum(seconds for _, seconds in built.values())
             rows.append(row)
-            compiled.append({"step": step + 1} | found)
+            compiled.append({"step": step + 1} | built)
         final = team.evaluate({}, "test", config.evaluation.final_tasks)
         compiled.append({"step": "test split", "tasks": len(final.outcomes)} | programs.take())
     return rows, compiled
@@ -171,10 +171,10 @@ def main() -> None:
         if "workflow" in args.rows:
             line("workflow", **medians(rows))
         if "programs" in args.rows:
-            for found in compiled:
-                each = {name: (k, round(x, 2)) for name, (k, x) in ((n, v) for n, v in found.items() if isinstance(v, tuple)) if x >= 0.1}
-                all_ = [v for v in found.values() if isinstance(v, tuple)]
-                line("programs", step=found["step"], count=sum(k for k, _ in all_), seconds=round(sum(x for _, x in all_), 2), by_name=each)
+            for built in compiled:
+                each = {name: (k, round(x, 2)) for name, (k, x) in ((n, v) for n, v in built.items() if isinstance(v, tuple)) if x >= 0.1}
+                all_ = [v for v in built.values() if isinstance(v, tuple)]
+                line("programs", step=built["step"], count=sum(k for k, _ in all_), seconds=round(sum(x for _, x in all_), 2), by_name=each)
         if "game" in args.rows:  # which takes another number of devices
             again = [f"--steps={args.steps}", "--imitation=2", "--rows=game", f"--devices={args.devices}"]
             subprocess.run([sys.executable, "-m", "benchmarks.workflow", *again], check=True)
