@@ -182,11 +182,11 @@ def beside_peer(model: str, **sizes) -> dict:
     given = options(model=model, platform=platform, peers_python=sys.executable if there and platform != "tpu" else "", **sizes)
     if platform != "cpu":
         given.microbatch_tokens = given.prompts * (given.prompt + given.samples * given.response)
-    found = measure(given)
-    out = {"dtype": found["dtype"], "sample_share": found["ours"]["sample_roofline"], "train_share": found["ours"]["seconds_roofline"]}
+    both = measure(given)
+    out = {"dtype": both["dtype"], "sample_share": both["ours"]["sample_roofline"], "train_share": both["ours"]["seconds_roofline"]}
     for name in ("ours", "trl"):
-        out |= {f"{name}_{part}": value for part, value in found.get(name, {}).items() if part in (*PARTS, "gib")}
-    return out | {f"ratio_{part}": value for part, value in found.get("ratios", {}).items()}
+        out |= {f"{name}_{part}": value for part, value in both.get(name, {}).items() if part in (*PARTS, "gib")}
+    return out | {f"ratio_{part}": value for part, value in both.get("ratios", {}).items()}
 
 
 def main() -> None:

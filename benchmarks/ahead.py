@@ -113,13 +113,13 @@ def begun(cores: list[int], *flags: str) -> list[subprocess.Popen]:
         os.sched_setaffinity(0, mine)
 
 
-def both_arms(found: list[dict], option: str, value: int) -> dict:
+def both_arms(runs: list[dict], option: str, value: int) -> dict:
     """Figures over the seeds."""
     def arm(at, name):
-        return [one[name] for one in found if one[option] == at]
+        return [run[name] for run in runs if run[option] == at]
 
     seconds = {at: statistics.mean(arm(at, "step_s")) for at in (0, value)}
-    most = [(one["play_s"] + one["update_s"]) / max(one["play_s"], one["update_s"]) for one in found if one[option] == 0]
+    most = [(run["play_s"] + run["update_s"]) / max(run["play_s"], run["update_s"]) for run in runs if run[option] == 0]
     return {
         "ratio": round(seconds[0] / seconds[value], 3),
         "ratios": [round(a / b, 3) for a, b in zip(arm(0, "step_s"), arm(value, "step_s"))],
@@ -145,7 +145,7 @@ def main() -> None:
     options, given = parser.parse_known_args()
     if unknown := [flag for flag in given if not flag.startswith("--config.")]:
         parser.error(f"{unknown[0]} is unknown; flags of the runs begin with --config.")
-    found, began, cores = [], time.time(), sorted(os.sched_getaffinity(0))
+    runs, began, cores = [], time.time(), sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(options.workdir or scratch).absolute()
         folder.mkdir(parents=True, exist_ok=True)
@@ -171,9 +171,9 @@ def main() -> None:
             else:
                 finish([*begun(cores[:1], *ask(0)), *begun(cores[1:2], *ask(options.value))], 3600)
             for value in (0, options.value):
-                found.append({"seed": seed, options.option: value, **measured(place(value))})
-                print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-    page = {**both_arms(found, options.option, options.value), **vars(options), "given": given, "runs": found}
+                runs.append({"seed": seed, options.option: value, **measured(place(value))})
+                print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
+    page = {**both_arms(runs, options.option, options.value), **vars(options), "given": given, "runs": runs}
     print(json.dumps(page | {"spent_s": round(time.time() - began), "hardware": f"{os.cpu_count()} CPU cores ({platform.machine()})"}))
 
 

@@ -44,17 +44,17 @@ def main(argv) -> None:
             return helper_program(turn.fields["plan_gold"], "first") if fixed else environment.script(turn)
 
         players = Assignment(dict.fromkeys(environment.workflow.roles, "script"), {"script": Scripted(script)})
-        tasks, found, judged = environment.tasks("test", 0, TASKS.value), {"aligned": [], "cross": []}, {"aligned": 0, "cross": 0}
+        tasks, estimates, judged = environment.tasks("test", 0, TASKS.value), {"aligned": [], "cross": []}, {"aligned": 0, "cross": 0}
         with Controller(environment.workflow, players, None, {}) as controller:
             for draw in range(DRAWS.value):
                 rollout = controller.play(tasks, draw, BRANCHES.value)
                 both, count = crossed(rollout)
-                found["aligned"].append(advantages(rollout))
-                found["cross"].append(advantages(both))
+                estimates["aligned"].append(advantages(rollout))
+                estimates["cross"].append(advantages(both))
                 judged = {"aligned": judged["aligned"] + len(rollout.episodes), "cross": judged["cross"] + count}
     default_sandbox().close()
-    variance = {name: float(np.var(np.stack(values), axis=0, ddof=1).mean()) for name, values in found.items()}
-    mean = {name: float(np.mean(values)) for name, values in found.items()}
+    variance = {name: float(np.var(np.stack(values), axis=0, ddof=1).mean()) for name, values in estimates.items()}
+    mean = {name: float(np.mean(values)) for name, values in estimates.items()}
     line = {"variance": variance, "mean": mean, "judged": judged, "responses": 2 * BRANCHES.value * DRAWS.value * TASKS.value}
     print(json.dumps(line | {"cpu_s": time.process_time() - began}))
 

@@ -213,10 +213,10 @@ def measure_record(load: Load, folder: pathlib.Path) -> dict[str, Any]:
         killer = Killer(server, crowd, load)
         crowd.run(load.clients, killer.watch)
         seconds = time.perf_counter() - start - killer.down_s
-    found = figures(read_ledger(ledger), read_lines(server.record), seconds)
+    audited = figures(read_ledger(ledger), read_lines(server.record), seconds)
     batch = read_recorded(server.record, (ROLE,))
     trained = len(set(batch.table.trajectory.tolist()))
-    return found | {"trained": trained, "server_kills": killer.kills, "down_s": round(killer.down_s, 1)}
+    return audited | {"trained": trained, "server_kills": killer.kills, "down_s": round(killer.down_s, 1)}
 
 
 def measure_attach(load: Load, folder: pathlib.Path) -> dict[str, Any]:
@@ -265,9 +265,9 @@ def main() -> None:
     arguments = vars(parser.parse_args())
     kind, load = arguments.pop("kind"), Load(**arguments)
     with tempfile.TemporaryDirectory() as folder:
-        found = (measure_record if kind == "record" else measure_attach)(load, pathlib.Path(folder))
-    print(json.dumps({"benchmark": "endpoint_load", "kind": kind, **dataclasses.asdict(load), **found}))
-    sys.exit(bool(found["lost"] + found["doubled"] + found["stray"]))
+        measured = (measure_record if kind == "record" else measure_attach)(load, pathlib.Path(folder))
+    print(json.dumps({"benchmark": "endpoint_load", "kind": kind, **dataclasses.asdict(load), **measured}))
+    sys.exit(bool(measured["lost"] + measured["doubled"] + measured["stray"]))
 
 
 if __name__ == "__main__":

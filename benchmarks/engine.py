@@ -120,8 +120,8 @@ def tree(engine, timed, ids, config, params) -> dict:
     def fresh():  # other prompts each time, or the second run would find the first one's pages
         some = [ids(length) for _ in range(prompts)]
         before = compiled(e)
-        found = timed_once(e, [Request(p, (next(number),), new) for p in some for _ in range(branches)])
-        return found if compiled(e) == before else fresh()
+        run = timed_once(e, [Request(p, (next(number),), new) for p in some for _ in range(branches)])
+        return run if compiled(e) == before else fresh()
 
     def timed_once(e, requests):
         tick = time.process_time()
@@ -172,12 +172,12 @@ def turns(e, ids) -> dict:
     """Eight turns of one conversation."""
     from marl_llm.sampling import Request
 
-    said = ids(100)
+    history = ids(100)
     with e:
         for turn in range(8):
-            answer = e.generate_all([Request(said, (turn,), 32)])[0]
-            said += (*(int(t) for t in answer.tokens), *ids(20))
-        return {"computed": int(e.stats()["policy"]["computed_tokens"]), "tokens": len(said) - 20 - 1}
+            answer = e.generate_all([Request(history, (turn,), 32)])[0]
+            history += (*(int(t) for t in answer.tokens), *ids(20))
+        return {"computed": int(e.stats()["policy"]["computed_tokens"]), "tokens": len(history) - 20 - 1}
 
 
 def gap(e, ids) -> dict:
@@ -245,26 +245,26 @@ def run_row(row: str, args, folder: str) -> dict[tuple[str, str], list[dict]]:
         return Worker([*me, f"--worker={who}"], f"{folder}/{row}_{who}", PYTHONPATH=tree, JAX_PLATFORMS="cpu")
 
     workers = {who: start(who, tree) for who, tree in trees.items()}
-    found: dict[tuple[str, str], list[dict]] = {}
+    runs: dict[tuple[str, str], list[dict]] = {}
     for repeat in range(args.repeats):
         for task in sorted({t for w in workers.values() for t in w.tasks}):
             for who, worker in workers.items():
                 if task in worker.tasks and not (repeat and task in ONCE):
-                    found.setdefault((who, task), []).append(worker.run(task))
+                    runs.setdefault((who, task), []).append(worker.run(task))
     for worker in workers.values():
         worker.close()
-    return found
+    return runs
 
 
 def measure(args) -> None:
     """Row by row: starts the workers, interleaves the repetitions, prints the lines."""
-    found = {}
+    runs = {}
     with tempfile.TemporaryDirectory() as folder:
         for row in args.rows.split(","):
-            found |= run_row(row, args, folder)
+            runs |= run_row(row, args, folder)
 
     def seconds(*key):
-        return [x["seconds"] for x in found[key]]
+        return [x["seconds"] for x in runs[key]]
 
     def ratio(old, new) -> dict:
         each = [a / b for a, b in zip(seconds(*old), seconds(*new), strict=True)]
@@ -277,26 +277,26 @@ def measure(args) -> None:
         print(json.dumps({"benchmark": "engine", "row": row, "repeats": args.repeats} | what), flush=True)
 
     for who, task in (("new", "uneven"), ("bytes", "uneven bytes")):
-        if (who, task) in found:
-            last = found[who, task][-1]
+        if (who, task) in runs:
+            last = runs[who, task][-1]
             page = last["cache_bytes"] and 16
             more = {"over_live": round(last["most_pages"] * page / last["tokens_then"], 3), "live": last["tokens_then"]}
-            if ("old", "uneven") in found:
-                old = found["old", "uneven"][-1]["cache_bytes"]
+            if ("old", "uneven") in runs:
+                old = runs["old", "uneven"][-1]["cache_bytes"]
                 more |= ratio(("old", "uneven"), (who, task)) | {"old_bytes": old, "new_bytes": last["cache_bytes"]}
             line(task, **more)
-    if ("new", "tree") in found:
+    if ("new", "tree") in runs:
         prompts, branches, length, new = TREE
-        one = (prompts * length + prompts * branches * new) * 2 * 8 * 4 * 64 * 4
-        line("tree", **ratio(("new", "tree plain"), ("new", "tree")), over_one_copy=round(found["new", "tree"][-1]["bytes"] / one, 3))
+        one_copy = (prompts * length + prompts * branches * new) * 2 * 8 * 4 * 64 * 4
+        line("tree", **ratio(("new", "tree plain"), ("new", "tree")), over_one_copy=round(runs["new", "tree"][-1]["bytes"] / one_copy, 3))
     for task in (f"draw {rows}" for rows in DRAWS):
-        if ("old", task) in found:
+        if ("old", task) in runs:
             line(task, **ratio(("old", task), ("new", task)))
-        elif ("new", task) in found:
+        elif ("new", task) in runs:
             line(task, new_s=round(statistics.median(seconds("new", task)), 4))
     for task in ONCE:
         for who in ("new", "old"):
-            for figures in found.get((who, task), []):
+            for figures in runs.get((who, task), []):
                 line(f"{task}, {who}", **figures)
 
 

@@ -67,10 +67,10 @@ def power(dice: np.random.Generator, trials: int, tasks: int, plays: int, gain: 
     seen = np.zeros(2)
     for _ in range(trials):
         chance = chances(dice, tasks)[0] * (1 - gain)
-        one, two = (evaluation(play(dice, p, plays, False), [""] * tasks) for p in (chance, chance + gain))
-        low, high = paired(one, two)["interval"]
-        half = math.hypot(*(np.subtract(*reversed(record.interval)) / 2 for record in (one, two)))
-        apart = two.success - one.success
+        first, second = (evaluation(play(dice, p, plays, False), [""] * tasks) for p in (chance, chance + gain))
+        low, high = paired(first, second)["interval"]
+        half = math.hypot(*(np.subtract(*reversed(record.interval)) / 2 for record in (first, second)))
+        apart = second.success - first.success
 
         def alarm(lower, upper):
             return lower > 0 or (gain == 0 and upper < 0)
@@ -87,8 +87,8 @@ def few(dice: np.random.Generator, trials: int, tasks: int, plays: int, rate: fl
     held = np.zeros(2)
     for _ in range(trials):
         chance = np.full(tasks, rate) if alike or rate in (0, 1) else dice.beta(rate * SPREAD, (1 - rate) * SPREAD, tasks)
-        one, two = ((dice.random((tasks, plays)) < chance[:, None]).mean(1) for _ in range(2))
-        (low, high), (worst, best) = clustered([[x] for x in one]), difference([[x] for x in two - one])
+        first, second = ((dice.random((tasks, plays)) < chance[:, None]).mean(1) for _ in range(2))
+        (low, high), (worst, best) = clustered([[x] for x in first]), difference([[x] for x in second - first])
         held += low <= rate <= high, worst <= 0 <= best
     return tuple(100 * held / trials)
 
@@ -147,13 +147,13 @@ def main() -> None:
         "400 tasks in 40 clusters, 1 play": coverage(dice, options.trials, 400, 1, clusters=40),
     }
     print(table(dice, options.trials), limits(), sep="\n\n", file=sys.stderr)
-    found = {}
+    powers = {}
     for plays in (1, 4, 16):
         with_pairs, without = power(dice, options.trials // 2, 400, plays, GAIN)
-        found[f"400 tasks, {plays} plays"] = {"found": with_pairs, "found_unpaired": without}
-        found[f"400 tasks, {plays} plays"]["false_alarms"] = power(dice, options.trials // 2, 400, plays, 0.0)[0]
+        powers[f"400 tasks, {plays} plays"] = {"found": with_pairs, "found_unpaired": without}
+        powers[f"400 tasks, {plays} plays"]["false_alarms"] = power(dice, options.trials // 2, 400, plays, 0.0)[0]
     good = all(0.93 <= share <= 0.97 for share in held.values())
-    print(json.dumps({"coverage": held, "five_points": found, "trials": options.trials, "seed": options.seed, "good": good,
+    print(json.dumps({"coverage": held, "five_points": powers, "trials": options.trials, "seed": options.seed, "good": good,
                       "seconds": round(time.time() - began, 1)}))  # fmt: skip
     sys.exit(not good)
 

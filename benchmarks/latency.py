@@ -100,13 +100,13 @@ def rows(engine: Engine, params: dict, agents: list[int], candidates: int) -> It
     """The lines of one K. All teams take turns."""
     teams = {(n, order): team(n, order == "parallel") for n in agents for order in ("sequential", "parallel")}
     single = team(1, False)
-    found: dict[tuple, list[Play]] = {name: [] for name in teams}
+    plays_of: dict[tuple, list[Play]] = {name: [] for name in teams}
     alone: list[Play] = []
     for _ in range(REPEATS.value):
-        for plays, workflow in [(alone, single), *((found[name], workflow) for name, workflow in teams.items())]:
+        for plays, workflow in [(alone, single), *((plays_of[name], workflow) for name, workflow in teams.items())]:
             plays.append(played(engine, params, workflow, candidates))
     median = statistics.median
-    for (n, order), plays in found.items():
+    for (n, order), plays in plays_of.items():
         def over(field, plays=plays):
             return median(getattr(a, field) / getattr(b, field) for a, b in zip(plays, alone, strict=True))
 

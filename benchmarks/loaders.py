@@ -92,7 +92,7 @@ def main(_) -> None:
     if FLAGS.only:
         print(json.dumps(measure(pathlib.Path(FLAGS.only))))
         return
-    found = {}
+    figures = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, make in SCHEMAS.items():
             path = pathlib.Path(folder) / f"{name}.jsonl"
@@ -100,9 +100,9 @@ def main(_) -> None:
                 file.writelines(lines(make, FLAGS.rows))
             command = [sys.executable, "-m", "benchmarks.loaders", f"--only={path}"]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
-            found[name] = json.loads(done.stdout)
+            figures[name] = json.loads(done.stdout)
             path.unlink()
-    print(json.dumps({"benchmark": "loaders", "cpus": os.cpu_count(), "machine": platform.processor() or platform.machine(), **found}))
+    print(json.dumps({"benchmark": "loaders", "cpus": os.cpu_count(), "machine": platform.processor() or platform.machine(), **figures}))
 
 
 if __name__ == "__main__":

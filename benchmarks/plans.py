@@ -28,7 +28,7 @@ RANK = "model.lora_rank=32"
 
 def flags(prompt: int, response: int, *more: str) -> tuple[str, ...]:
     """Flags that `marl_llm.cli.plan` and `experiments.train` both take."""
-    return tuple(f"--config.{one}" for one in (f"rollout.max_prompt={prompt}", f"rollout.max_tokens={response}", *more))
+    return tuple(f"--config.{setting}" for setting in (f"rollout.max_prompt={prompt}", f"rollout.max_tokens={response}", *more))
 
 
 PPO = ("--prompt=8192", "--response=4096", "--mesh=2,2", "--config.recipe.group_size=1")
@@ -124,11 +124,11 @@ HOST_HEADER = (
 
 def hosts(results: pathlib.Path, only: list[str]) -> None:
     """The table of hosts, then each plan as `marl_llm.cli.plan` prints it; what is in the file already is not asked again."""
-    found = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    plans = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     printed = []
     print(HOST_HEADER)
     for config, model, topology, flags in HOSTS:
-        here = [p for p in found if (p["model"], p["topology"], p["flags"]) == (model, topology, list(flags))]
+        here = [p for p in plans if (p["model"], p["topology"], p["flags"]) == (model, topology, list(flags))]
         if not here and (not only or topology in only):
             here = [ask(model, topology, flags, config)]
             with results.open("a") as file:

@@ -127,9 +127,9 @@ def measure(folder: pathlib.Path) -> dict:
     about, wrong = index.about, 0
     for query in queries[: FLAGS.checked]:
         expected = list(reference(tokens, ends, query, FLAGS.topk, about["k1"], about["b"]))
-        found = index.rank([query], FLAGS.topk)[0]
-        same_rows = [row for row, _ in found] == [row for row, _ in expected]
-        wrong += not (same_rows and np.allclose([score for _, score in found], [score for _, score in expected], rtol=1e-12))
+        ranked = index.rank([query], FLAGS.topk)[0]
+        same_rows = [row for row, _ in ranked] == [row for row, _ in expected]
+        wrong += not (same_rows and np.allclose([score for _, score in ranked], [score for _, score in expected], rtol=1e-12))
     row |= dict(ranks_checked=min(FLAGS.checked, len(queries)), ranks_wrong=wrong)
     row["peak_memory_gb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
     return row | dict(cores=os.cpu_count(), python=platform.python_version(), numpy=np.__version__)

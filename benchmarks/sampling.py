@@ -80,9 +80,9 @@ def prepare(parts: list[str], model: str, threads: int) -> dict:
 
     @functools.partial(jax.jit, static_argnames="new")
     def split(served, prompt, keys, new):
-        one = functools.partial(run, new=new)
+        run_part = functools.partial(run, new=new)
         places = {"in_specs": (P(), P("data"), P("data")), "out_specs": P("data")}
-        return jax.shard_map(one, mesh=mesh, check_vma=False, **places)(served, prompt, keys)
+        return jax.shard_map(run_part, mesh=mesh, check_vma=False, **places)(served, prompt, keys)
 
     def timed(f):
         def task():

@@ -50,14 +50,15 @@ def main(_) -> None:
             team.start_from(params_of(config.sft, team.models()))
             # the second rollout's tasks lie behind those of a usual run
             rollouts = rollouts or (team.play(0, 0, _TASKS.value), team.play(1, 1_000_000, _TASKS.value))
-            trained_on, other = rollouts
-            advantages, before = np.asarray(compute_advantages(plan.recipe, other.tokens, other.table).estimates), scored(team, mesh, other)
+            trained_on, scored_on = rollouts
+            advantages = np.asarray(compute_advantages(plan.recipe, scored_on.tokens, scored_on.table).estimates)
+            before = scored(team, mesh, scored_on)
             for rate in map(float, _RATES.value):
                 team.start_from(params_of(config.sft, team.models()))
                 updates = team.learn(trained_on, rate, rate)
-                change = scored(team, mesh, other) - before
-                for agent, role in enumerate(other.roles):
-                    mine = np.asarray(other.table.agent) == agent
+                change = scored(team, mesh, scored_on) - before
+                for agent, role in enumerate(scored_on.roles):
+                    mine = np.asarray(scored_on.table.agent) == agent
                     a, d = advantages[mine], change[mine]
                     parts = {"gain": a * d, "drift": d, "good": d[a > 0], "bad": d[a < 0]}
                     figures = {name: round(float(x.mean()), 4) if x.size else None for name, x in parts.items()}

@@ -122,12 +122,12 @@ def sample(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
     for mutant in mutants:
         by_room.setdefault(mutant.name.partition(":")[0], []).append(mutant)
     count = min(count, len(mutants))
-    exact = {room: count * len(found) / len(mutants) for room, found in by_room.items()}
+    exact = {room: count * len(in_room) / len(mutants) for room, in_room in by_room.items()}
     shares = {room: int(share) for room, share in exact.items()}
     for room in sorted(exact, key=lambda room: (shares[room] - exact[room], room))[: count - sum(shares.values())]:
         shares[room] += 1
     draw = random.Random(f"mutants {seed}")
-    chosen = {mutant.name for room, found in sorted(by_room.items()) for mutant in draw.sample(found, shares[room])}
+    chosen = {mutant.name for room, in_room in sorted(by_room.items()) for mutant in draw.sample(in_room, shares[room])}
     return [mutant for mutant in mutants if mutant.name in chosen]
 
 
