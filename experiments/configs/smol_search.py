@@ -7,8 +7,7 @@ Command:   pip install 'marl_llm[smol,tools]'
            ... --config.control.permute_rewards=True       the control
            ... --config.assignment=shared                  one adapter for both
 Expected:  F1 .009 -> .969 on 64 held-out questions (seed 0); 69 CPU min of one core beside other work, 2.8 GiB. The searcher learns in
-           12 steps, the answerer in 30. While a repeated name was paid again: .891, and .194 with seed 1, whose answerer said the right
-           name up to its budget.
+           12 steps, the answerer in 30. With seeds 1 and 2 F1 .284 and .580: the answerer says the right name and never learns to stop.
 Hardware:  two CPU cores, float32.
 """
 
