@@ -214,7 +214,8 @@ class Replay:
         if np.any(agents < 0):
             raise IndexError(f"replay: task {task.number} names a role below 0")
         for size, sample in zip(self._vocabularies[agents], samples):
-            ids = np.concatenate([sample.prompt, sample.response])
+            kept = np.zeros(0, np.int32) if sample.kept_ids is None else sample.kept_ids.ravel()
+            ids = np.concatenate([sample.prompt, sample.response, kept])
             if np.any(ids >= size):
                 raise IndexError(f"replay: a sample of task {task.number} has a token outside its model's vocabulary of {size}")
 

@@ -1,6 +1,7 @@
 """Replay of rare successes: earlier groups take the places of tied tasks, keep their advantages, and are weighed against their sampler."""
 
 import base64
+import contextlib
 import dataclasses
 import functools
 import json
@@ -197,6 +198,16 @@ def test_what_a_checkpoint_of_somebody_else_holds_is_refused_where_it_is_no_task
         arrays[name] = array(arrays.get(name))
     with pytest.raises((LookupError, TypeError, ValueError)):  # `restored` names the file
         filler().restore(state)
+
+
+@pytest.mark.parametrize(("largest", "refused"), [(VOCABULARY - 1, False), (VOCABULARY, True)])
+def test_the_ids_that_a_token_was_drawn_from_are_within_the_vocabulary(largest, refused):
+    batch, filling = batch_of(0, {0: RARELY}), filler()
+    kept_ids = np.full((len(batch.tokens.log_probs), 3), -1, np.int32)
+    kept_ids[-1, 0] = largest
+    filling.fill(dataclasses.replace(batch, tokens=dataclasses.replace(batch.tokens, kept_ids=kept_ids)))
+    with pytest.raises(IndexError, match="vocabulary of 17") if refused else contextlib.nullcontext():
+        filler().restore(filling.state())
 
 
 def test_masks_that_one_rollout_lacks_and_kept_ids_go_along():
