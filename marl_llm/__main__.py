@@ -67,11 +67,11 @@ def _import_own_experiments() -> None:
     beside = pathlib.Path(__file__).resolve().parent.parent
     sys.path.insert(0, str(beside))
     try:
-        found = importlib.import_module("experiments")
+        module = importlib.import_module("experiments")
     finally:
         sys.path.remove(str(beside))
-    if pathlib.Path(found.__file__ or "").resolve() != beside / "experiments" / "__init__.py":
-        raise ImportError(f"{found.__path__} is imported as `experiments` in place of {beside / 'experiments'}: rename it")
+    if pathlib.Path(module.__file__ or "").resolve() != beside / "experiments" / "__init__.py":
+        raise ImportError(f"{module.__path__} is imported as `experiments` in place of {beside / 'experiments'}: rename it")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -110,9 +110,9 @@ def _check_file(path: pathlib.Path, kind: str) -> None:
         raise FileNotFoundError(f"there is no file {path} (from {os.getcwd()}){hint}") from None
     if not head and kind == ".jsonl.gz":
         raise DataError(f"{path}: damaged or cut before line 1 (it is empty); get the file again")
-    for mark, (what, remedy) in _OTHER_KINDS.items():
+    for mark, (description, remedy) in _OTHER_KINDS.items():
         if head.startswith(mark) and remedy != f"name it {kind}":
-            raise DataError(f"{path}: not a {kind} file, it is {what}; {remedy}")
+            raise DataError(f"{path}: not a {kind} file, it is {description}; {remedy}")
 
 
 def _allowed(path: pathlib.Path) -> int:

@@ -12,8 +12,8 @@ def closest(word: object, known: Iterable[object]) -> str | None:
     """The known word that is most like this one, whatever the case of its letters; None if no word is like it."""
     names = list(dict.fromkeys(map(str, known)))
     by_lower = {name.lower(): name for name in reversed(names)}  # of two that differ in case only, the first
-    found = difflib.get_close_matches(str(word).lower(), by_lower, 1)
-    return by_lower[found[0]] if found else None
+    matches = difflib.get_close_matches(str(word).lower(), by_lower, 1)
+    return by_lower[matches[0]] if matches else None
 
 
 def meant(word: object, known: Iterable[object]) -> str:

@@ -150,8 +150,8 @@ def read_json(text: str | bytes, bounds: Bounds = Bounds()) -> Said:
     """
     if len(text) > bounds.size:
         return Said(problem="too_long")
-    said = read_text(text)
-    text = said.value
+    clean = read_text(text)
+    text = clean.value
     if problem := _shape_problem(text, bounds):
         return Said(problem=problem)
 
@@ -170,9 +170,9 @@ def read_json(text: str | bytes, bounds: Bounds = Bounds()) -> Said:
     except ValueError:
         return Said(problem="not_json")
     if not _SURROGATE.search(text):
-        return Said(value, "", said.replaced)
+        return Said(value, "", clean.replaced)
     value, replaced = _valid(value)
-    return Said(value, "", said.replaced + replaced)
+    return Said(value, "", clean.replaced + replaced)
 
 
 @functools.cache
@@ -259,12 +259,12 @@ def parse_json(data: bytes, where: str, kind: type | None = dict, bounds: Bounds
         text = data.decode()
     except UnicodeDecodeError as problem:
         raise error(f"{where}: not UTF-8 (byte {problem.start:,})") from None
-    said = read_json(text, bounds)
-    if not said.ok:
-        raise error(f"{where}: {json_problem(said.problem, bounds)}{_place(text) if said.problem == 'not_json' else ''}")
-    if kind is not None and not isinstance(said.value, kind):
-        raise error(f"{where}: {_KINDS[kind]} is expected, not {_KINDS.get(type(said.value), 'a single value')}")
-    return said.value
+    read = read_json(text, bounds)
+    if not read.ok:
+        raise error(f"{where}: {json_problem(read.problem, bounds)}{_place(text) if read.problem == 'not_json' else ''}")
+    if kind is not None and not isinstance(read.value, kind):
+        raise error(f"{where}: {_KINDS[kind]} is expected, not {_KINDS.get(type(read.value), 'a single value')}")
+    return read.value
 
 
 _KINDS = {dict: "an object", list: "an array", str: "a text"}

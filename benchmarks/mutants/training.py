@@ -45,6 +45,7 @@ FAULTS = {
         "a checkpoint's indices may lie outside": ("if not is_inside or", "if"),
         "a checkpoint's indices may be negative": ("or np.any(places < 0) ", ""),
         "a checkpoint's tokens may be any number": ("if np.any(ids >= size):", "if False:"),
+        "a checkpoint's kept tokens may be any number": ("np.concatenate([sample.prompt, sample.response, kept])", "np.concatenate([sample.prompt, sample.response])"),
         "a checkpoint's roles may be negative": ("if np.any(agents < 0):", "if False:"),
         "a checkpoint's columns may have any length": (" or lengths != {len(tokens)}", ""),
         "a checkpoint's table may lack a column": ("    Samples(**columns)  # raises `TypeError` for", "    # raises `TypeError` for"),
@@ -147,8 +148,8 @@ FAULTS = {
     },
     (R + "outside_teachers.py", T + "test_span_teachers.py"): {
         "spans of neighbours in a row are one": ("spans[spans > 0] += start", "spans[spans > 0] += 0"),
-        "what a teacher cannot read is a way out": ("columns.log_probs[unread] = log_probs[unread] - mean", "columns.log_probs[unread] = log_probs[unread]"),
-        "tokens level what is unread, not gradients": ("[first:end])[spans][spans > 0])", "[first:end])[1:])"),
+        "what a teacher cannot read is a way out": ("columns.log_probs[unread] = log_probs[unread] - mean_gap", "columns.log_probs[unread] = log_probs[unread]"),
+        "tokens level what is unread, not gradients": ("gaps_read.append(span_gaps[spans[spans > 0]])", "gaps_read.append(span_gaps[1:])"),
     },
     (R + "span_teachers.py", T + "test_span_teachers.py"): {
         "a span has its teacher's mean": ("sums / np.maximum(np.bincount(reading.spans", "sums / np.maximum(np.bincount(reading.id_spans"),

@@ -100,9 +100,9 @@ def joint_preferences(
         plays.setdefault(int(instance[rows][0]), {})[play] = float(np.mean(returns[rows].astype(np.float64)))
     pairs = [
         (chosen, rejected)
-        for _, found in sorted(plays.items())
-        for chosen, high in found.items()
-        for rejected, low in found.items()
+        for _, returns_of_responses in sorted(plays.items())
+        for chosen, high in returns_of_responses.items()
+        for rejected, low in returns_of_responses.items()
         if high - low > margin
     ]
     return np.asarray(pairs, np.int64).reshape(-1, 2)

@@ -87,8 +87,8 @@ def prolonging(subject: Subject) -> Iterator[Finding]:
     if growth is not None:
         cure = next((name for name in INSTEAD if _cures(subject, kinds, pairs, recipe, name)), None)
         change = f"Set recipe.returns={cure}, or pay" if cure else "Pay"
-        what = f"prolonging pays: with returns={recipe.returns!r} the return is {growth}"
-        yield warned("turns", 11, f"{what}. {change} the result once per play, or what a turn improved (`delta`), or charge every turn")
+        problem = f"prolonging pays: with returns={recipe.returns!r} the return is {growth}"
+        yield warned("turns", 11, f"{problem}. {change} the result once per play, or what a turn improved (`delta`), or charge every turn")
         return
     evidence = f"{count} plays: the return (returns={recipe.returns!r}) does not grow with the number of turns"
     summed = None if recipe.returns in SUMMED else _with(recipe, "to_go")

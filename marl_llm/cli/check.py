@@ -46,37 +46,37 @@ def main(argv: list[str] | None = None) -> int:
 
     asked = parser().parse_args(argv)
     code = 0
-    for what in asked.what:
+    for subject in asked.what:
         try:
-            report = examine(what, asked)
+            report = examine(subject, asked)
         except Exception as error:
-            return code_of(error, what)
+            return code_of(error, subject)
         print(json.dumps(report) if asked.json else _text(report, asked.prompts or len(asked.what) == 1))
         code = max(code, int(any(verdict["status"] == "fail" for verdict in report["verdicts"])))
     return code
 
 
-def examine(what: str, asked: argparse.Namespace) -> dict[str, Any]:
+def examine(subject: str, asked: argparse.Namespace) -> dict[str, Any]:
     """The report on one game: its verdicts, the first prompts, and what a step costs where a config was named."""
     from marl_llm.checking import check, first_prompts
 
     sizes = {name: getattr(asked, name) for name in (*SIZES, "bound", "zero_sum")}
-    with subject_of(what, asked.option) as (environment, plan, config):
+    with subject_of(subject, asked.option) as (environment, plan, config):
         verdicts = check(environment, **sizes, **({} if plan is None else {"recipe": plan.recipe}))
         try:
             prompts = first_prompts(environment)
         except Exception as error:  # whatever a game's functions raise; the verdicts say so too
             prompts = {"error": f"{type(error).__name__}: {error}"}
         cost = cost_of(environment, plan, config) if plan is not None else None
-    return {"game": what, "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts], "prompts": prompts, "cost": cost}
+    return {"game": subject, "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts], "prompts": prompts, "cost": cost}
 
 
 @contextlib.contextmanager
-def subject_of(what: str, options: list[str]) -> Iterator[tuple]:
+def subject_of(subject: str, options: list[str]) -> Iterator[tuple]:
     """`(environment, plan, config)` of what was named; plan and config are None for a game. Raises `GameError` or `ConfigError`."""
     from marl_llm.runs.command import ConfigError, config_path
 
-    path, _, rest = config_path(what).partition(":")
+    path, _, rest = config_path(subject).partition(":")
     if path.endswith(".py") and pathlib.Path(path).is_file() and "def get_config(" in pathlib.Path(path).read_text():
         if options:
             raise ConfigError("--option is for games: a config has its game's options in config.game")
@@ -89,7 +89,7 @@ def subject_of(what: str, options: list[str]) -> Iterator[tuple]:
     from marl_llm.games import GameError, find_game
     from marl_llm.workflows import Environment
 
-    spec = find_game(what)
+    spec = find_game(subject)
     given = {}
     for option in options:
         name, equals, value = option.partition("=")

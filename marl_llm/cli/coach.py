@@ -200,12 +200,12 @@ def learned(lessons: Sequence[Lesson], asked: argparse.Namespace, mesh: Any, say
     from marl_llm.training.train_state import fresh_train_state
     from marl_llm.workflows.renderer import spoken_ids
 
-    renderer = small.renderer_for(one.brief for one in lessons)
+    renderer = small.renderer_for(lesson.brief for lesson in lessons)
     shape = make_model_config(asked.preset, vocab_size=renderer.tokenizer.vocab_size)
     samples = []
-    for one in lessons:
-        reply = spoken_ids(renderer, small.answer_of(one.score))
-        samples.append(TokenSample(renderer.tokenizer.encode(one.brief), reply, np.zeros(len(reply), np.float32)))
+    for lesson in lessons:
+        reply = spoken_ids(renderer, small.answer_of(lesson.score))
+        samples.append(TokenSample(renderer.tokenizer.encode(lesson.brief), reply, np.zeros(len(reply), np.float32)))
     tokens, longest = Tokens.of(samples), max(sample.prompt.size for sample in samples)
     optimizer = make_optimizer()
     rows = max(ROW_TOKENS, longest + small.MAX_REPLY)
@@ -229,8 +229,8 @@ def measured(folder: pathlib.Path, record: dict[str, Any], guide: Any, lessons: 
     """The agreement of the coach in a directory with the rubric, asked as a run asks it."""
     from marl_llm.coaching.agreement import agreement
 
-    said = scores_of(folder, record["max_prompt"], guide, [one.view for one in lessons])
-    return agreement(said, [one.score for one in lessons], [one.role for one in lessons])
+    scores = scores_of(folder, record["max_prompt"], guide, [lesson.view for lesson in lessons])
+    return agreement(scores, [lesson.score for lesson in lessons], [lesson.role for lesson in lessons])
 
 
 def scores_of(folder: pathlib.Path, max_prompt: int, guide: Any, views: Sequence[Any]) -> list[float | None]:
@@ -379,19 +379,19 @@ def injection_rates(config: Any, run: str | None, tasks: int, trusted: bool = Fa
             else:
                 rollout = scripted(environment, environment.script, environment.tasks("validation", 0, tasks), 1)
             views = views_of(rollout, when)
-            found = asyncio.run(attacked(coaching.coach, views, read_injections()))
+            rates = asyncio.run(attacked(coaching.coach, views, read_injections()))
         finally:
             coaching.close()
-    return f"{len(views)} actions, coach {config.coach.kind}\n{attacked_text(found)}"
+    return f"{len(views)} actions, coach {config.coach.kind}\n{attacked_text(rates)}"
 
 
 def words_of(rollout: Any) -> dict[str, list[str]]:
     """Role -> the different words that it said."""
-    found: dict[str, set[str]] = {}
+    vocabulary: dict[str, set[str]] = {}
     for path in rollout.trajectories:
         for call in path.calls:
-            found.setdefault(call.role, set()).update(call.text.split())
-    return {role: sorted(words) for role, words in found.items()}
+            vocabulary.setdefault(call.role, set()).update(call.text.split())
+    return {role: sorted(words) for role, words in vocabulary.items()}
 
 
 def garbled(script: Callable, share: float, words: dict[str, list[str]], seed: int = 0) -> Callable:
@@ -399,10 +399,10 @@ def garbled(script: Callable, share: float, words: dict[str, list[str]], seed: i
     leaves one out, or says one twice."""
 
     def play(turn: Any) -> str:
-        said, rng = script(turn), random.Random(repr(("garbled", seed, turn.seed)))
-        if not isinstance(said, str) or rng.random() >= share or not said.split():
-            return said
-        parts = said.split()
+        reply, rng = script(turn), random.Random(repr(("garbled", seed, turn.seed)))
+        if not isinstance(reply, str) or rng.random() >= share or not reply.split():
+            return reply
+        parts = reply.split()
         for _ in range(rng.choice((1, 1, 2))):
             at, how = rng.randrange(len(parts)), rng.random()
             alike = [word for word in words[turn.role.name] if word.isdecimal() == parts[at].isdecimal()] or parts

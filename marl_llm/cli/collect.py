@@ -122,7 +122,7 @@ def table(groups: dict[str, list[dict]], beside: dict[str, dict[str, str]] | Non
     everyone = [run for runs in groups.values() for run in runs]
     modes = ["greedy", *(["sampled"] if all("sampled" in run["evaluation"] for run in everyone) else [])]
     budget = min((curve(run, "sampled_tokens")[0][-1] for run in everyone if _tokens(run)), default=0)
-    head = ["runs", "seeds"] + [f"{mode} {what}" if what != "gain" else what for mode in modes for what in ("before", "after", "gain")]
+    head = ["runs", "seeds", *(title for mode in modes for title in (f"{mode} before", f"{mode} after", "gain"))]
     head += [f"turns {mode}" for mode in modes] + [f"one role untrained: {' / '.join(modes)}", "sampled tokens"]
     beside = {title: texts for title, texts in (beside or {}).items() if any(texts.values())}
     head += [f"validation at {budget:,.0f} tokens", "random", "CPU s", "wall s", *beside]

@@ -72,9 +72,9 @@ def read_answer(text: str) -> Score:
             rest.append(line)
     if not scores:
         raise Unreadable(f"no line of its own is '{SCORE}' and a number from 0 to 10, outside of quotations and code")
-    for what, values in (("scores", scores), ("verdicts", verdicts), ("corrected actions", set(corrections))):
+    for kind, values in (("scores", scores), ("verdicts", verdicts), ("corrected actions", set(corrections))):
         if len(values) > 1:
-            raise Unreadable(f"two different {what}")
+            raise Unreadable(f"two different {kind}")
     better = corrections[0] if corrections else ""
     if len(better) > MAX_BETTER:
         raise Unreadable(f"a corrected action of {len(better):,} characters; at most {MAX_BETTER:,}")

@@ -69,14 +69,14 @@ def renderer_of(tokenizer: PieceTokenizer) -> PlainText:
 
 def views_of(rollout: Rollout, when: str) -> list[ActionView]:
     """A view of every action of the plays that are not aborted, as a coach without the truth gets it."""
-    found = []
+    action_views = []
     for path in rollout.trajectories:
         views = ViewMaker(rollout.workflow, path.task)
         end = path.fields if when == "end" else None
         for number, event in enumerate(path.events):
             if isinstance(event, RoleCall):
-                found.append(views.make(event, path.events if when == "end" else _until(path.events, number), when, "none", end, {}))
-    return found
+                action_views.append(views.make(event, path.events if when == "end" else _until(path.events, number), when, "none", end, {}))
+    return action_views
 
 
 def rubric_value(view: ActionView, guide: CoachGuide) -> float:

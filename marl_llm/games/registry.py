@@ -254,8 +254,8 @@ def _methods() -> list[str]:
     return [name for name, member in vars(Game).items() if inspect.isfunction(member) and not name.startswith("_")]
 
 
-def _listed(what: str, names: list[str]) -> str:
-    return f"{what} {', '.join(names)}" if names else "It has none"
+def _listed(heading: str, names: list[str]) -> str:
+    return f"{heading} {', '.join(names)}" if names else "It has none"
 
 
 def _object(module: types.ModuleType, thing: str, name: str) -> Any:

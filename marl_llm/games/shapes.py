@@ -79,14 +79,14 @@ def _called(call: str, function: Callable, *shapes: Any) -> Any:
         raise ValueError(f"{call} raised {type(error).__name__}: {lines[0]:.300}") from error
 
 
-def _expect(what: str, value: Any, shape: tuple[int, ...], kind: str) -> None:
+def _expect(source: str, value: Any, shape: tuple[int, ...], kind: str) -> None:
     """Raises `ValueError` unless a shape and its kind of number are these; a Python number or bool counts as a scalar."""
     array = jax.eval_shape(lambda: jnp.asarray(value)) if isinstance(value, bool | int | float) else value
     if not hasattr(array, "dtype"):
-        raise ValueError(f"{what} gives a {type(value).__name__}; an array of the shape {list(shape)} is expected")
+        raise ValueError(f"{source} gives a {type(value).__name__}; an array of the shape {list(shape)} is expected")
     number = KINDS[kind] is jnp.number and array.dtype == jnp.bool_
     if array.shape != shape or not (jnp.issubdtype(array.dtype, KINDS[kind]) or number):
-        raise ValueError(f"{what} gives {array.dtype} of the shape {list(array.shape)}; {kind} of the shape {list(shape)} is expected")
+        raise ValueError(f"{source} gives {array.dtype} of the shape {list(array.shape)}; {kind} of the shape {list(shape)} is expected")
 
 
 def _difference(before: Any, after: Any) -> str | None:

@@ -185,8 +185,8 @@ def _tensors(gguf: GgufFile, config: dict) -> dict[str, Entry]:
         if name == ROPE_FACTORS:
             continue
         heads = None
-        if config["model_type"] == "llama" and (found := re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", name)):
-            heads = config["num_attention_heads" if found.group(1) == "q" else "num_key_value_heads"]
+        if config["model_type"] == "llama" and (projection := re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", name)):
+            heads = config["num_attention_heads" if projection.group(1) == "q" else "num_key_value_heads"]
             if heads < 1 or tensor.shape[0] % (2 * heads):
                 raise CheckpointFileError(f"{gguf.path}: {name} {list(tensor.shape)} does not consist of {heads} heads")
         entries[_transformers_name(gguf, name)] = Entry(tensor.shape, lambda name=name, heads=heads: _rows_in_order(gguf.read(name), heads))

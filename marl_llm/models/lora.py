@@ -207,8 +207,8 @@ def load_adapters(directory: str | os.PathLike, config: ModelConfig) -> tuple[di
         name = f"{_peft_name(where)}.{'lora_A' if kind == 'a' else 'lora_B'}.weight"
         names.add(name)
         if name not in tensors or tensors[name].shape != leaf.shape[::-1]:
-            found = list(tensors[name].shape) if name in tensors else "missing"
-            faults.append(f"{name}: {found}, the model wants {list(leaf.shape[::-1])}")
+            stored_shape = list(tensors[name].shape) if name in tensors else "missing"
+            faults.append(f"{name}: {stored_shape}, the model wants {list(leaf.shape[::-1])}")
             continue
         host = np.empty(leaf.shape, leaf.dtype)
         read_into(host, tensors[name], slice(None), slice(None), transpose=True)

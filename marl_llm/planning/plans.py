@@ -33,11 +33,11 @@ def sizes_of(config) -> PlanSizes:
     optimizers = {optimizer_of(config, name)["name"] for name in trained}
     if len(optimizers) > 1:
         raise PlanError(f"the trained models {', '.join(trained)} have several optimizers; plan them one by one, with assignment=shared")
-    ranks = {one.get("lora_rank") for one in options}
+    ranks = {of_model.get("lora_rank") for of_model in options}
     if len(ranks) > 1:
         raise PlanError(f"the trained models {', '.join(trained)} have several lora_ranks; plan them one by one, with assignment=shared")
     lora = LoraConfig(options[0]["lora_rank"], options[0]["lora_alpha"]) if ranks != {None} else None
-    sources = len({json.dumps([one.get("path"), one.get("preset")]) for one in options})
+    sources = len({json.dumps([of_model.get("path"), of_model.get("preset")]) for of_model in options})
     rollout, optimizer = config.rollout, config.optimizer
     critic = optimizer.critic if resolved.recipe.advantage_estimator == "critic" else None
     if len(shapes) > 1:
@@ -62,12 +62,12 @@ def beside(sizes: PlanSizes, adapters: int, copy: float | int, split: int) -> di
     """
     whole = sizes.shape.parameters / split
     moments = moment_bytes(sizes.optimizer, sizes.shape) / split if sizes.critics else 0.0
-    found = {"bases": sizes.bases * whole * 2, "critics": sizes.critics * (whole * 4 + moments)}
-    found["references"] = sizes.models * whole * 2 if sizes.recipe.kl_coef else 0.0
-    found["teachers"] = sizes.teachers / split * 2.0
+    kept = {"bases": sizes.bases * whole * 2, "critics": sizes.critics * (whole * 4 + moments)}
+    kept["references"] = sizes.models * whole * 2 if sizes.recipe.kl_coef else 0.0
+    kept["teachers"] = sizes.teachers / split * 2.0
     if sizes.hosted:  # the engine's; models with adapters are served together on their base
-        found["serving"] = sizes.bases * copy + sizes.models * adapters * 2.0 if sizes.lora else sizes.models * copy
-    return found
+        kept["serving"] = sizes.bases * copy + sizes.models * adapters * 2.0 if sizes.lora else sizes.models * copy
+    return kept
 
 
 def phases(sizes: PlanSizes, resident: float | int, params: float | int, split: int) -> dict[str, float | int]:
@@ -89,8 +89,8 @@ def _placement(shape, chip, models: int, data: int, work: dict) -> dict:
     from marl_llm.training import roofline
 
     part = split_mesh(data, work["fsdp"], models)
-    found = roofline.placements(shape, chip, models, data * work["fsdp"], **work, split_fsdp=part[1] if part else 1)
-    return {"part": part, "shared": found["shared"]} | ({"split": found["split"]} if part else {})
+    gathered = roofline.placements(shape, chip, models, data * work["fsdp"], **work, split_fsdp=part[1] if part else 1)
+    return {"part": part, "shared": gathered["shared"]} | ({"split": gathered["split"]} if part else {})
 
 
 def plan(config, topology: str, axes_text: str, prompt: int, response: int, minibatch: int, compile_: bool, whole: bool = False) -> dict:
@@ -222,28 +222,28 @@ def _update_flops(shape, compiled: float | int, in_kernel: bool, rows, tensor: i
 def _engine_suggestion(out: dict, heads: int, fixed: bool) -> str:
     """Fewer pages, or more devices that share what is sampled from, where all fits then; "" where neither helps. A pool that is not `fixed`
     takes half of what is free."""
-    served, fsdp, found = out["served"], out["mesh"]["fsdp"], {}  # devices that share a copy -> None: all fits; GiB left for pages
+    served, fsdp, free_gib = out["served"], out["mesh"]["fsdp"], {}  # devices that share a copy -> None: all fits; GiB left for pages
     alone = out["mesh"]["tensor"] == 1  # or an engine cannot have another split
     for ways in (served, *(n for n in range(served + 1, fsdp + 1) if alone and n % served == fsdp % n == heads % n == 0)):
         saved = out["beside"].get("serving", 0) * (1 - served / ways)
         spare = 0.95 * out["device_memory"] - (out["peak"] - out["kv_pool"] - saved)
         wanted = out["kv_pool"] if fixed else min(out["kv_cache"], out["kv_pool"] + saved / 2)
         fewer = spare > out["request_bytes"] * served / ways
-        found[ways] = None if spare > wanted else int(spare / 2**30 * 10) / 10 if fewer else 0.0
+        free_gib[ways] = None if spare > wanted else int(spare / 2**30 * 10) / 10 if fewer else 0.0
     keeps = "the engine keeps its pages through the update: rollout.cache_gib={}, so that more requests wait"
-    if found[served]:
-        return keeps.format(found[served])
+    if free_gib[served]:
+        return keeps.format(free_gib[served])
     shares = "what is sampled from has no room: rollout.tensor={0}, so that {0} devices share each copy"
-    if ways := next((n for n, gib in found.items() if gib is None), 0):
+    if ways := next((n for n, gib in free_gib.items() if gib is None), 0):
         return shares.format(ways)
-    ways = next((n for n, gib in found.items() if gib), 0)
-    return f"{shares.format(ways)}, and rollout.cache_gib={found[ways]}" if ways else ""
+    ways = next((n for n, gib in free_gib.items() if gib), 0)
+    return f"{shares.format(ways)}, and rollout.cache_gib={free_gib[ways]}" if ways else ""
 
 
 def _suggest(out: dict, fsdp: int, tensor: int, heads: int, fixed: bool) -> str:
     wider = f"--mesh={fsdp // 2},{tensor * 2}, or more devices" if fsdp > 1 else "more devices"
-    if said := _engine_suggestion(out, heads, fixed) if "kv_pool" in out else "":
-        return said
+    if suggestion := _engine_suggestion(out, heads, fixed) if "kv_pool" in out else "":
+        return suggestion
     if out["peak_update"] >= out["peak_sampler"]:
         if out["groups_per_step"] > out["mesh"]["data"] * fsdp:
             return "the update is the peak: fewer --groups per step"

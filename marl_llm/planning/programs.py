@@ -151,8 +151,8 @@ def estimate(config, k: int, prompt: int, response: int, per: float | int, tenso
     """Temporary bytes of the update where no compiler answers: each layer's input kept, one layer and one block of logits live."""
     tokens = per * (prompt + k * response)
     kept = tokens * config.width * 2 * config.layers
-    one = tokens * (6 * config.width + (2 * config.query_heads * config.head_dim + 3 * config.feed_forward) / tensor) * 2
-    return kept + one + 3 * 2**25
+    one_layer = tokens * (6 * config.width + (2 * config.query_heads * config.head_dim + 3 * config.feed_forward) / tensor) * 2
+    return kept + one_layer + 3 * 2**25
 
 
 def compile_programs(sizes: PlanSizes, mesh, minibatch: int, environments: int):

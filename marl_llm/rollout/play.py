@@ -126,17 +126,17 @@ def play(
         for stage in game.stages:
             before = state
             alive = valid & ~jax.vmap(game.done)(before)
-            said = {}
+            answers = {}
             for role in stage:
                 with jax.named_scope(f"observe_{role}"):
                     prompt = jax.vmap(lambda s, role=role: game.observe(s, role))(before)
                 agent = speakers.index(role)
                 keys = row_keys(key, numbers, agent, t * len(speakers) + agent, branches, trajectory, b, step)
                 with jax.named_scope(f"respond_{role}"):
-                    said[role] = (prompt, player(role, before, prompt, keys), keys)
+                    answers[role] = (prompt, player(role, before, prompt, keys), keys)
             scored = {}
             for role in stage:
-                prompt, responses, keys = said[role]
+                prompt, responses, keys = answers[role]
                 after = jax.vmap(jax.vmap(_act_of(game, role), (None, 0, 0)))(state, responses.tokens, responses.where)
                 if len(stage) == 1 or branches > 1:
                     rewards = jax.vmap(jax.vmap(_pay_of(game, role), (None, 0)))(before, after)
@@ -147,7 +147,7 @@ def play(
                 picked = jax.tree.map(lambda x: x[jnp.arange(e * b), chosen], after)  # noqa: B023
                 state = _where(alive, picked, state)
             for role in stage:
-                prompt, responses, _ = said[role]
+                prompt, responses, _ = answers[role]
                 if role in scored:
                     rewards, chosen = scored[role]
                 else:  # roles that act at once are paid for what they did together

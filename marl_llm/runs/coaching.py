@@ -153,7 +153,7 @@ def _check_one(c: config_dict.ConfigDict, environment: Environment) -> None:
 
 def members_of(c: config_dict.ConfigDict) -> list[config_dict.ConfigDict]:
     """The members of an ensemble, each with the options of a coach. Raises `ConfigError` for a text that names none."""
-    found = []
+    configs = []
     for text in c.members.split(";"):
         member, words = CoachSection.config(), shlex.split(text)
         if not words:
@@ -169,8 +169,8 @@ def members_of(c: config_dict.ConfigDict) -> list[config_dict.ConfigDict]:
                 member[name] = kinds[name](value)
             except ValueError as error:
                 raise ConfigError(f"config.coach.members: {word!r}: {error}") from error
-        found.append(member)
-    return found
+        configs.append(member)
+    return configs
 
 
 def make_coaching(config: config_dict.ConfigDict, plan: Plan) -> Coaching | None:
@@ -270,7 +270,7 @@ def cost_line(config: config_dict.ConfigDict, plan: Plan) -> str:
     costs = line + _cost_of(c, plan, calls).removeprefix(c.kind)
     if members:
         costs = "; ".join([line, *(_cost_of(member, plan, calls) for member in members)])
-    paths = {pathlib.Path(one.path).resolve() for one in members or [c] if one.kind == "model"}
+    paths = {pathlib.Path(member.path).resolve() for member in members or [c] if member.kind == "model"}
     alike = [name for name, o in plan.options.items() if o.get("path") and pathlib.Path(o["path"]).resolve() in paths]
     warned = f"; note: {', '.join(alike)} began as the coach's own model, which may favour its own texts: see coach/<role>/own_slope"
     return costs + warned * bool(alike)
@@ -357,9 +357,9 @@ def first_failure(rollout: Any) -> str:
             if failure.node == node:
                 return f"{failure.kind}: {failure.message}"
         for path in episode.trajectories:
-            for said in path.scores.values():
-                if COACH in said and said[COACH].missing:
-                    return said[COACH].missing
+            for scores in path.scores.values():
+                if COACH in scores and scores[COACH].missing:
+                    return scores[COACH].missing
     return ""
 
 
@@ -367,7 +367,7 @@ def _attaching(c: config_dict.ConfigDict) -> dict[str, Any]:
     options: dict[str, Any] = {name: value for name, value in CoachSection.changed(c).items() if name in _RUN}
     asked = members_of(c) if c.kind == "ensemble" else [c]
     # The deadline is of a call; a score may need one for every attempt at its form.
-    waits = [(1 + one.format_attempts) * one.deadline_s for one in asked if one.deadline_s is not None]
+    waits = [(1 + member.format_attempts) * member.deadline_s for member in asked if member.deadline_s is not None]
     if waits:
         options["deadline_s"] = max(waits) if len(waits) == len(asked) else max(DEADLINE_S, *waits)
     return options

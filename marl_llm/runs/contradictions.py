@@ -358,8 +358,8 @@ def _check_start(config: config_dict.ConfigDict, plan: Plan) -> None:
     known = list(plan.found.script_options)
     for option in script:
         if option not in known:
-            what = f"has no option {option!r}; {hints.suggestion(option, known)}" if known else "has no options"
-            raise ConfigError(f"config.script.{option} would have no effect: {name}'s scripted player {what}")
+            reason = f"has no option {option!r}; {hints.suggestion(option, known)}" if known else "has no options"
+            raise ConfigError(f"config.script.{option} would have no effect: {name}'s scripted player {reason}")
     if script and not w.steps and not plays:
         raise ConfigError(f"config.script.{next(iter(script))} would have no effect: sft.steps is 0")
     if w.steps and (plan.game.script is None):

@@ -78,13 +78,13 @@ class Plan:
     def pay(self) -> str:
         """Which pay reaches whom under the recipe, in one line."""
         r, reach = self.recipe, pay_reach(self.recipe)
-        said = f"the team's pay reaches {reach['team']}; a role's own (local) pay reaches {reach['local']}"
-        return f"pay (rewards={r.rewards}, returns={r.returns}): {said}"
+        reached = f"the team's pay reaches {reach['team']}; a role's own (local) pay reaches {reach['local']}"
+        return f"pay (rewards={r.rewards}, returns={r.returns}): {reached}"
 
     def unguided(self, config: config_dict.ConfigDict) -> str:
         """A note for a run that begins with random models although there is a scripted player to imitate; else the empty string."""
         w, options = config.sft, [self.options[name] for name in self.assignment.trained]
-        if w.steps or w.run or w.models or config.teachers or self.game.script is None or all("path" in one for one in options):
+        if w.steps or w.run or w.models or config.teachers or self.game.script is None or all("path" in model for model in options):
             return ""
         return (
             "note: no supervised warm-up (config.sft.steps=0), although this game has a scripted player to imitate. A model with "
@@ -109,12 +109,12 @@ class Plan:
         head = f"{config.name}: {kind} {name}, recipe {r.name} ({r.preset}), {config.steps} steps, seed {config.seed}"
         rows = [head + (", hosted" if config.hosted else ""), "", "roles"]
         for role, (prompt, response) in self.budgets.items():
-            said = f"prompt [E={e}, P<={prompt}]  responses [E={e}, K={k}, R<={response}]"
+            text = f"prompt [E={e}, P<={prompt}]  responses [E={e}, K={k}, R<={response}]"
             if isinstance(g, Environment):
-                said += f"  reads {', '.join(g.workflow.roles[role].reads)}; writes {', '.join(g.workflow.roles[role].writes)}"
+                text += f"  reads {', '.join(g.workflow.roles[role].reads)}; writes {', '.join(g.workflow.roles[role].writes)}"
             elif beside := next([n for n in stage if n != role] for stage in g.stages if role in stage):
-                said += f"  together with {', '.join(beside)}"
-            rows.append(f"  {role:<10} -> model {self.assignment.roles[role]:<10} {said}")
+                text += f"  together with {', '.join(beside)}"
+            rows.append(f"  {role:<10} -> model {self.assignment.roles[role]:<10} {text}")
         rows += ["", f"models (trained: {', '.join(self.assignment.trained)}; each with its own parameters and optimizer)"]
         for model, options in self.options.items():
             m = self.shapes.get(model)
@@ -154,7 +154,7 @@ class Plan:
 def teacher_rows(config: config_dict.ConfigDict, roles: Iterable[str]) -> list[str]:
     """Whom each role learns from, for `--dry_run`; nothing where nobody has a teacher."""
     named = {role: checks.given(config.teachers[role]) for role in roles if role in config.teachers}
-    rows = [f"  {role:<10} " + ", ".join(f"{key}={value}" for key, value in one.items()) for role, one in named.items()]
+    rows = [f"  {role:<10} " + ", ".join(f"{key}={value}" for key, value in options.items()) for role, options in named.items()]
     return ["", "teachers", *rows] if rows else []
 
 
@@ -242,6 +242,6 @@ def _listed(environment: Environment, path: str | None) -> Environment:
         if split != "train":
             return environment.tasks(split, first, count)
         at = [numbers[number % len(numbers)] for number in range(first, first + count)]
-        return [dataclasses.replace(environment.tasks("train", one, 1)[0], number=number) for number, one in enumerate(at, first)]
+        return [dataclasses.replace(environment.tasks("train", task, 1)[0], number=number) for number, task in enumerate(at, first)]
 
     return dataclasses.replace(environment, tasks=tasks)

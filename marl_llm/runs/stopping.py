@@ -108,11 +108,11 @@ class Stopping(contextlib.AbstractContextManager):
             self._tell(f"stopped after step {step}, with a checkpoint")
         raise Stopped
 
-    def _tell(self, what: str) -> None:
+    def _tell(self, reason: str) -> None:
         """Prints the last message, once, past Python's streams, in which a signal may have interrupted another print."""
         if not self._told:
             self._told = True
-            _say(f"{what}. To continue:\n  {self._again}")
+            _say(f"{reason}. To continue:\n  {self._again}")
 
     def _last(self) -> str:
         """The last whole checkpoint, in words; one that is being written in the background is finished first."""

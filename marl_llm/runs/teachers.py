@@ -157,8 +157,8 @@ def _step_of(key: str, run: str, step: int | None) -> int:
 
     steps = Checkpoints(pathlib.Path(run) / "checkpoints").steps()
     if not steps or (step is not None and step not in steps):
-        what = "checkpoint" if step is None else f"checkpoint {step}"
-        raise ConfigError(f"{key} has no {what}; it has {', '.join(map(str, steps)) or 'none'}")
+        missing = "checkpoint" if step is None else f"checkpoint {step}"
+        raise ConfigError(f"{key} has no {missing}; it has {', '.join(map(str, steps)) or 'none'}")
     return steps[-1] if step is None else step
 
 
@@ -172,7 +172,7 @@ def find_teachers(config: config_dict.ConfigDict, plan: Plan, ask: bool = True) 
 
     runs: dict[pathlib.Path, TeacherRun] = {}
     sources: dict[tuple, Source] = {}
-    found = {}
+    teachers = {}
     for role, section in config.teachers.items():
         if (section.url is not None or section.context is not None) and not ask:
             continue
@@ -194,13 +194,13 @@ def find_teachers(config: config_dict.ConfigDict, plan: Plan, ask: bool = True) 
                 _check_vocabulary(source, student, student_tokenizer(plan, student))
         except (ValueError, OSError) as error:
             raise ConfigError(str(error) if isinstance(error, ConfigError) else f"{key}: {error}") from error
-        found[role] = sources.setdefault(source.identity, source)
-    return found
+        teachers[role] = sources.setdefault(source.identity, source)
+    return teachers
 
 
 def teacher_shapes(config: config_dict.ConfigDict, plan: Plan) -> list[ModelConfig]:
     """The shapes of the distinct teachers that a config's run holds, for plans of memory. Raises `ConfigError` as `find_teachers`."""
-    return [source.config for source in {id(one): one for one in find_teachers(config, plan, ask=False).values()}.values()]
+    return [source.config for source in {id(source): source for source in find_teachers(config, plan, ask=False).values()}.values()]
 
 
 def student_tokenizer(plan: Plan, model: str) -> Tokenizer | None:

@@ -86,8 +86,8 @@ def score_prompt(model: PolicyAnswers, request: ModelRequest, scoring: PromptSco
     """
     ids, tokenizer = model.scored_ids(request), model.renderer.tokenizer
     if scoring.most is not None and len(ids) * (1 + scoring.most) * prompts > MOST_ENTRIES:
-        what = f"logprobs or prompt_logprobs={scoring.most} of {prompts} prompts like one of {len(ids)} tokens"
-        raise ValueError(f"{what} are more than {MOST_ENTRIES:,} log-probs in one answer: send fewer prompts in a request")
+        entries = f"logprobs or prompt_logprobs={scoring.most} of {prompts} prompts like one of {len(ids)} tokens"
+        raise ValueError(f"{entries} are more than {MOST_ENTRIES:,} log-probs in one answer: send fewer prompts in a request")
     reply: ChatReply = ChatReply("", "length", len(ids), 0)
     whole = ids
     if scoring.draws:

@@ -283,8 +283,8 @@ class ChatServer:
             model_request = ModelRequest(request.prompt, request.options, tools.offered, tools.reads_calls, *known)
             return model.replies_to(model_request, request.count, say)
         if request.log_probs or tools.offered:
-            what = "tells no logprobs" if request.log_probs else "takes no tools"
-            raise ValueError(f"the model {request.model!r} {what}")
+            lack = "tells no logprobs" if request.log_probs else "takes no tools"
+            raise ValueError(f"the model {request.model!r} {lack}")
         if isinstance(request.prompt, TokenIds):
             raise ValueError(f"the model {request.model!r} takes no prompt as ids")
         replies = [model(request.prompt, request.options) for _ in range(request.count)]

@@ -52,12 +52,12 @@ class Tokenizer(Protocol):
         """Ids to text: padding is left out, special tokens are spelled. Raises `ValueError` on an id outside the vocabulary."""
 
 
-def checked_ids(ids: Iterable[SupportsInt], vocab_size: int, what: str) -> list[int]:
-    """`ids` as ints. Raises `ValueError` naming those outside `[0, vocab_size)` of the vocabulary called `what`."""
+def checked_ids(ids: Iterable[SupportsInt], vocab_size: int, vocabulary: str) -> list[int]:
+    """`ids` as ints. Raises `ValueError` naming those outside `[0, vocab_size)` of the vocabulary called `vocabulary`."""
     ids = list(map(int, ids))
     bad = [i for i in ids if not 0 <= i < vocab_size]
     if bad:
-        raise ValueError(f"ids {bad[:5]} are outside the {what} vocabulary of {vocab_size}")
+        raise ValueError(f"ids {bad[:5]} are outside the {vocabulary} vocabulary of {vocab_size}")
     return ids
 
 

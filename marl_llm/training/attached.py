@@ -149,11 +149,11 @@ def _pay_of(given: Any, server: EpisodeServer) -> dict[str, Any]:
 
 
 def _batch_of_plays(
-    found: list[ForeignEpisode], plays: Sequence[tuple[int, int]], roles: tuple[str, ...], step: int, refused: int
+    episodes: list[ForeignEpisode], plays: Sequence[tuple[int, int]], roles: tuple[str, ...], step: int, refused: int
 ) -> Batch:
-    """The paid ones of `found` as samples, and the figures of all."""
-    paid = {place: episode for place, episode in enumerate(found) if episode.pay is not None}
-    aborts = collections.Counter(episode.aborted for episode in found if episode.pay is None)
+    """The paid ones of `episodes` as samples, and the figures of all."""
+    paid = {place: episode for place, episode in enumerate(episodes) if episode.pay is not None}
+    aborts = collections.Counter(episode.aborted for episode in episodes if episode.pay is None)
     if not paid:
         reasons = ", ".join(f"{count} {why}" for why, count in sorted(aborts.items()))
         raise RolloutError(f"step {step}: every play of the program was aborted ({reasons})")
@@ -161,6 +161,6 @@ def _batch_of_plays(
     pays = {str(place): episode.pay | {"task": str(plays[place][0])} for place, episode in paid.items()}
     batch = batch_of(lines, pays, roles, step)
     figures = batch.figures | {f"aborted/{why}": float(aborts[why]) for why in ABORTS}
-    figures |= {"aborted": 1 - len(paid) / len(found), "refused": float(refused)}
-    figures["reencoded"] = float(sum(line.get("reencoded", 0) for episode in found for line in episode.replies))
+    figures |= {"aborted": 1 - len(paid) / len(episodes), "refused": float(refused)}
+    figures["reencoded"] = float(sum(line.get("reencoded", 0) for episode in episodes for line in episode.replies))
     return dataclasses.replace(batch, figures=figures)

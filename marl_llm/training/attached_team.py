@@ -127,7 +127,7 @@ class ProgramController:
         with EpisodeServer(self._answers(), self._settings.temperature, concurrency=self._options.concurrency) as server:
             played = finish(play_all(server, self._program, asked, self._options))
             refused = server.stats()["refused"]
-        episodes = tuple(self._episode(task, step, number, one) for (task, number), one in zip(which, played, strict=True))
+        episodes = tuple(self._episode(task, step, number, played_task) for (task, number), played_task in zip(which, played, strict=True))
         if not share:
             self.check_played(episodes)
         return ProgramRollout(

@@ -136,7 +136,7 @@ def score_taught(
     if teaching.outside:
         outside = functools.reduce(jnp.logical_or, [agents == agent + 1 for agent in teaching.outside])
         where = outside & (columns["taught_spans"] > 0)
-        unread = outside & ~where  # adds 0, with the gradient of a mean gap: `_level_unread`
+        unread = outside & ~where  # adds 0, with the gradient of a mean gap: `_fill_unread`
         level = sampled_reverse_kl(scored.log_probs, columns["taught_log_probs"], where=unread)
         agents = jnp.where(unread, 0, agents)
         total += _compare_told(recipe, (weight, hidden), scored, columns, where) + level - jax.lax.stop_gradient(level)

@@ -136,7 +136,7 @@ class League:
     def matches(self, step: int, first: int, count: int, roles: Sequence[str]) -> list[LeagueMatch]:
         """The matches of a step's tasks `first ... first + count`; `roles` are those that train."""
         o, size = self.options, count // self.options.matches
-        chances = opponent_priorities([one.win_rate for one in self.selves], o.priority)
+        chances = opponent_priorities([past.win_rate for past in self.selves], o.priority)
         matches = []
         for number in range(o.matches):
             draws = np.random.default_rng((self._seed, step, number, 1))  # by identity (law 6)

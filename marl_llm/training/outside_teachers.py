@@ -98,21 +98,26 @@ def ask_teachers(
             columns.log_probs[place], columns.top_ids[place] = taught.log_probs, taught.top_ids
             columns.bins[place] = np.concatenate([taught.top_log_probs, tail_log_probs(taught.top_log_probs)[:, None]], axis=1)
             columns.spans[place] = np.arange(1, len(taught.log_probs) + 1) if taught.spans is None else taught.spans
-        _level_unread(columns, np.asarray(tokens.log_probs), _spans(tokens.response_at[learning], tokens.size[learning]))
+        _fill_unread(columns, np.asarray(tokens.log_probs), _spans(tokens.response_at[learning], tokens.size[learning]))
     return columns
 
 
-def _level_unread(columns: TaughtTokens, log_probs: Float[np.ndarray, "Y"], responses: Sequence[tuple[int, int]]) -> None:
-    """Gives tokens that a teacher could not read the mean gap of those that it read, weighted as their gradients are: they become neither
-    likelier nor less likely. With a gap of 0 they would be the student's way out wherever the two differ."""
-    gaps = [np.zeros(0)]
+def _fill_unread(columns: TaughtTokens, log_probs: Float[np.ndarray, "Y"], responses: Sequence[tuple[int, int]]) -> None:
+    """Sets the teacher's log-probs of the tokens that it could not read so that their gap to the student's is the mean gap of all others.
+
+    The gap of a token that was read is that of its whole span, as in its gradient. The mean makes unread tokens neither likelier nor less
+    likely. A gap of 0 would reward the student for text that the teacher cannot read, wherever the two disagree.
+    """
+    gaps_read = [np.zeros(0)]
     for first, end in responses:
         spans = columns.spans[first:end]
-        gaps.append(np.bincount(spans, log_probs[first:end] - columns.log_probs[first:end])[spans][spans > 0])
-    mean = np.mean(np.concatenate(gaps)) if sum(map(len, gaps)) else 0.0
+        span_gaps = np.bincount(spans, weights=log_probs[first:end] - columns.log_probs[first:end])
+        gaps_read.append(span_gaps[spans[spans > 0]])
+    gaps = np.concatenate(gaps_read)
+    mean_gap = np.mean(gaps) if len(gaps) else 0.0
     for first, end in responses:
         unread = first + np.flatnonzero(columns.spans[first:end] == 0)
-        columns.log_probs[unread] = log_probs[unread] - mean
+        columns.log_probs[unread] = log_probs[unread] - mean_gap
 
 
 def _spans(firsts: Int[np.ndarray, "S"], sizes: Int[np.ndarray, "S"]) -> list[tuple[int, int]]:

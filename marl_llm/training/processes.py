@@ -226,13 +226,13 @@ def meet(where: str, timeout_s: float) -> None:
         _state().client.wait_at_barrier(f"{where}/{_MET[where]}", int(1000 * timeout_s))
 
 
-def posted(topic: str, said: str, timeout_s: float) -> list[str]:
+def posted(topic: str, text: str, timeout_s: float) -> list[str]:
     """What every process posts under a topic, by rank, by JAX's coordination service: no device takes part. Each topic can be used once.
 
     Raises what that service raises when one does not post.
     """
     client, count = _state().client, _state().num_processes
-    client.key_value_set(f"marl_llm/posted/{topic}/{number()}", said)
+    client.key_value_set(f"marl_llm/posted/{topic}/{number()}", text)
     return [client.blocking_key_value_get(f"marl_llm/posted/{topic}/{rank}", int(1000 * timeout_s)) for rank in range(count)]
 
 

@@ -31,11 +31,11 @@ class Played(NamedTuple):
     instances: object
 
 
-def share_of(mesh: Mesh, environments: int, what: str) -> int:
+def share_of(mesh: Mesh, environments: int, option: str) -> int:
     """Environments per device. Raises `ValueError` naming the option when they do not divide."""
     devices = mesh.shape["data"] if data_axis(mesh) else 1
     if environments < 1 or environments % devices:
-        raise ValueError(f"{what}={environments} do not divide over {devices} devices; choose a multiple of {devices}")
+        raise ValueError(f"{option}={environments} do not divide over {devices} devices; choose a multiple of {devices}")
     return environments // devices
 
 
@@ -88,18 +88,18 @@ def summarise_credit(rollout: CompiledRollout) -> dict[str, Float[Array, ""]]:
     return figures | {"replays": sum(counts.values()), "replayed_tokens": sum(jnp.sum(credit.tokens) for credit in credits.values())}
 
 
-def make_rollout(game: Game, mesh: Mesh, player_of: Callable[[dict], Player], environments: int, what: str = "tasks", **options):
+def make_rollout(game: Game, mesh: Mesh, player_of: Callable[[dict], Player], environments: int, option: str = "tasks", **options):
     """Builds `rollout(params, first, key, split, step) -> Played`, jit-compiled: instances `first ... first + environments` of a split.
 
     Args:
       player_of: `params -> Player`, for example `model_player(game, ...)`; `params` is any pytree.
-      what: the option to name when environments do not divide over the devices.
+      option: the option to name when environments do not divide over the devices.
       options: of `marl_llm.rollout.play`; see `sampling_of`. With `exchange` and `replays`, those of `counterfactual_credit`, every table
         has the credit of its responses.
     Instance `i` is drawn from the key folded with `i`: the data position is `first`. `step` enters the key of every draw, so that a task
     that comes again is played anew. One compilation serves all splits and steps.
     """
-    local = _local_rollout(game, player_of, share_of(mesh, environments, what), data_axis(mesh), options)
+    local = _local_rollout(game, player_of, share_of(mesh, environments, option), data_axis(mesh), options)
     by_env = P(None, "data")
     specs = (P("data"), CompiledRollout(by_env, Episodes(*(P("data"),) * 5), by_env), P("data"))
     mapped = over_data(local, mesh, SAMPLE, in_specs=(P(),) * 5, out_specs=specs)
@@ -113,18 +113,18 @@ def make_rollout(game: Game, mesh: Mesh, player_of: Callable[[dict], Player], en
 
 
 def make_choice(game: Game, mesh: Mesh) -> Callable:
-    """Builds `choose(one, two, index, numbers) -> Played`, jit-compiled: the environments `index` of two rollouts, one behind the other.
+    """Builds `choose(first, second, index, numbers) -> Played`, jit-compiled: the environments `index` of two rollouts, one behind the other.
 
     `numbers` are those of the chosen tasks; the figures are those of the first rollout.
     """
-    def choose(one: Played, two: Played, index: Int[Array, "E"], numbers: Int[Array, "E"]) -> Played:
+    def choose(first: Played, second: Played, index: Int[Array, "E"], numbers: Int[Array, "E"]) -> Played:
         def taken(axis: int, a, b):
             return jax.tree.map(lambda x, y: jnp.take(jnp.concatenate([x, y], axis), index, axis), a, b)
 
-        a, b = one.rollout, two.rollout
+        a, b = first.rollout, second.rollout
         rollout = CompiledRollout(taken(1, a.tables, b.tables), taken(0, a.episodes, b.episodes), taken(1, a.states, b.states))
         pool = replicated(pooled(rows_from(game, rollout.tables, numbers)), mesh)
-        return Played(pool, one.summary, rollout, taken(0, one.instances, two.instances))
+        return Played(pool, first.summary, rollout, taken(0, first.instances, second.instances))
 
     return jax.jit(choose)
 

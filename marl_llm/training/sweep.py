@@ -290,14 +290,14 @@ def check_alike(teams: Sequence[CompiledTeam]) -> None:
         if not isinstance(team, CompiledTeam):
             raise SweepError(f"a {type(team).__name__} cannot be swept: sweeps are of games that are played compiled")
         shapes = [{name: learner.spec.config for name, learner in x.learners.items()} for x in (first, team)]
-        for what, same in (
+        for part, same in (
             ("game", team.game == first.game and team.script == first.script),
             ("options", team.options == first.options),
             ("assignment", team.assignment == first.assignment),
             ("models' shapes", shapes[0] == shapes[1]),
         ):
             if not same:
-                raise SweepError(f"teams of a sweep differ in their {what}; they may differ in seeds, parameters and learning rates")
+                raise SweepError(f"teams of a sweep differ in their {part}; they may differ in seeds, parameters and learning rates")
     extra = [name for name, learner in first.learners.items() if learner.base is not None or learner.spec.options is not None]
     reasons = {
         "a critic": first.options.has_critic,

@@ -114,11 +114,11 @@ def learning_charts(
 ) -> list[Chart]:
     """The headline, turns, supervised warm-up, and the rewards of each role."""
     success = _line(train, "success", "sampled, while training", 1) + _evaluated(evaluated)
-    what = "Share of episodes that reach the goal." if headline == "success" else f"Mean {title(headline)} over episodes."
-    what += " Thick: training episodes, moving mean." + (" Band: 95 % interval." if any(line.band for line in success) else "")
+    caption = "Share of episodes that reach the goal." if headline == "success" else f"Mean {title(headline)} over episodes."
+    caption += " Thick: training episodes, moving mean." + (" Band: 95 % interval." if any(line.band for line in success) else "")
     turns = _line(train, "turns", "sampled, while training", 1) + _line(evaluated, "turns", "evaluation", 0, "marks")
     charts = [
-        Chart("success", title(headline), what,
+        Chart("success", title(headline), caption,
               tuple(success), share=True, levels=() if floor is None else ((floor, "random play"),),
               absent="metrics.jsonl holds no number under `success` in its train or eval lines."),
         Chart("turns", "Turns used", "Mean number of turns in an episode; fewer is better once success is high.", tuple(turns),

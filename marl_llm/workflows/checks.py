@@ -37,9 +37,9 @@ Known = frozenset[str] | None  # fields that are there for certain; None: contro
 
 def check(workflow: Any) -> None:
     """Of a `graph.Workflow` that is being built. Raises `WorkflowError` naming the first node that cannot be, and what to do about it."""
-    for what, names in (("inputs", workflow.inputs), ("hidden", workflow.hidden)):
+    for kind, names in (("inputs", workflow.inputs), ("hidden", workflow.hidden)):
         if isinstance(names, str):
-            raise WorkflowError(f"workflow {workflow.name!r}: {what}={names!r} must be a tuple of names, e.g. {what}=({names!r},)")
+            raise WorkflowError(f"workflow {workflow.name!r}: {kind}={names!r} must be a tuple of names, e.g. {kind}=({names!r},)")
     fields = [*workflow.inputs, *workflow.hidden, *workflow.start]
     if clash := [field for field in fields if fields.count(field) > 1]:
         raise WorkflowError(f"workflow {workflow.name!r}: the field {clash[0]!r} is given twice among inputs, hidden and start")
@@ -102,9 +102,9 @@ def _check_rewards(workflow: Any) -> None:
         if not callable(reward):
             raise WorkflowError(f"{who} is no function of a trajectory")
         pays, reads = getattr(reward, "pays", ()), getattr(reward, "reads", ())
-        for names, known, what in ((pays, list(workflow.roles), "pays the role"), (reads, fields, "reads the field")):
+        for names, known, relation in ((pays, list(workflow.roles), "pays the role"), (reads, fields, "reads the field")):
             if missing := [name for name in names if name not in known]:
-                raise WorkflowError(f"{who} {what} {missing[0]!r}, which the workflow does not have; {suggestion(missing[0], known)}")
+                raise WorkflowError(f"{who} {relation} {missing[0]!r}, which the workflow does not have; {suggestion(missing[0], known)}")
         _check_named_roles(workflow, who, reward)
     for name, metric in workflow.metrics.items():
         _check_named_roles(workflow, f"metric {name!r} of workflow {workflow.name!r}", metric)

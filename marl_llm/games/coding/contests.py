@@ -183,13 +183,13 @@ def _column(row: Mapping[str, Any], name: str) -> list[Any]:
     return list(row[name])
 
 
-def _json(value: Any, what: str) -> Any:
+def _json(value: Any, field: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
         return parse_json(value)
     except (ValueError, RecursionError) as error:
-        raise RowRefused("not JSON", f"{what}: {type(error).__name__}: {str(error)[:100]}") from error
+        raise RowRefused("not JSON", f"{field}: {type(error).__name__}: {str(error)[:100]}") from error
 
 
 def _tests(row: Mapping[str, Any], columns: Mapping[str, Any]) -> tuple[str, tuple[tuple[Any, Any], ...]]:
@@ -204,11 +204,11 @@ def _tests(row: Mapping[str, Any], columns: Mapping[str, Any]) -> tuple[str, tup
     return "", _checked(tuple((_lines(test_input), _lines(wanted)) for test_input, wanted in tests))
 
 
-def _pairs(tests: Any, what: str) -> tuple[tuple[str, str], ...]:
-    tests = _json(tests or {"input": [], "output": []}, what)
+def _pairs(tests: Any, field: str) -> tuple[tuple[str, str], ...]:
+    tests = _json(tests or {"input": [], "output": []}, field)
     inputs, outputs = (tests.get(name) for name in ("input", "output")) if isinstance(tests, Mapping) else (None, None)
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise RowRefused("tests of an unknown form", f"{what} must have equally long lists input and output")
+        raise RowRefused("tests of an unknown form", f"{field} must have equally long lists input and output")
     return tuple((_lines(str(a)), _lines(str(b))) for a, b in zip(inputs, outputs))
 
 
@@ -246,22 +246,22 @@ def _stripped(text: str) -> str:
     return "\n".join(line.strip() for line in text.strip().splitlines())
 
 
-def _list_of_code(value: Any, what: str) -> tuple[str, ...]:
+def _list_of_code(value: Any, field: str) -> tuple[str, ...]:
     if not value:
         return ()
     if isinstance(value, str) and not value.lstrip().startswith("["):
         return (value,)
-    codes = _json(value, what)
+    codes = _json(value, field)
     if not isinstance(codes, list) or not all(isinstance(code, str) for code in codes):
-        raise RowRefused("solutions of an unknown form", f"{what} must be a list of texts")
+        raise RowRefused("solutions of an unknown form", f"{field} must be a list of texts")
     return tuple(codes[:MAX_REFERENCES])
 
 
-def _in_python3(value: Any, what: str) -> tuple[str, ...]:
-    value = _json(value or {"language": [], "solution": []}, what)
+def _in_python3(value: Any, field: str) -> tuple[str, ...]:
+    value = _json(value or {"language": [], "solution": []}, field)
     languages, codes = (value.get(name) for name in ("language", "solution")) if isinstance(value, Mapping) else (None, None)
     if not isinstance(languages, list) or not isinstance(codes, list) or len(languages) != len(codes):
-        raise RowRefused("solutions of an unknown form", f"{what} must have equally long lists language and solution")
+        raise RowRefused("solutions of an unknown form", f"{field} must have equally long lists language and solution")
     return tuple(str(code) for language, code in zip(languages, codes) if language in (PYTHON3, "PYTHON3"))
 
 
@@ -275,27 +275,27 @@ class _TextsOnly(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
-def _unpacked(value: Any, what: str) -> Any:
+def _unpacked(value: Any, field: str) -> Any:
     """Test cases: a list, its JSON, or base64 of zlib of a pickled JSON text."""
     if not isinstance(value, str):
         return value
     if value.lstrip()[:1] in ("[", "{"):
-        return _json(value, what)
+        return _json(value, field)
     try:
         packed = zlib.decompressobj()
         raw = packed.decompress(base64.b64decode(value, validate=True), MAX_PACKED)
         if packed.unconsumed_tail:
-            raise RowRefused("a test that is too large", f"{what} unpacks to over {MAX_PACKED} bytes")
+            raise RowRefused("a test that is too large", f"{field} unpacks to over {MAX_PACKED} bytes")
         text = _TextsOnly(io.BytesIO(raw)).load()
     except (binascii.Error, zlib.error) as error:
-        raise RowRefused("packed tests that cannot be read", f"{what}: {error}") from error
+        raise RowRefused("packed tests that cannot be read", f"{field}: {error}") from error
     except RowRefused:
         raise
     except Exception as error:  # a broken pickle may raise nearly anything
-        raise RowRefused("packed tests that cannot be read", f"{what}: {type(error).__name__}: {str(error)[:100]}") from error
+        raise RowRefused("packed tests that cannot be read", f"{field}: {type(error).__name__}: {str(error)[:100]}") from error
     if not isinstance(text, str):
-        raise RowRefused("packed tests that cannot be read", f"{what}: a pickled {type(text).__name__}, not a text")
-    return _json(text, what)
+        raise RowRefused("packed tests that cannot be read", f"{field}: a pickled {type(text).__name__}, not a text")
+    return _json(text, field)
 
 
 # ---- references

@@ -157,13 +157,13 @@ def code_debate(
     check_two_files(train, test)
     check_word("references", references, ("run", "trust"))
     rows = load_contests(train, "train", difficulty, train_tests, bad_rows)
-    found = load_contests(test, "test", bad_rows=bad_rows)
-    tasks = apart_from_test(rows, found, "problem", train, test)
+    test_set = load_contests(test, "test", bad_rows=bad_rows)
+    tasks = apart_from_test(rows, test_set, "problem", train, test)
     if references == "run":
         tasks = log_dropped(train, check_references(tasks))
     roles = debate_roles(max_tokens, max_prompt) if agents == "team" else {"coder": single_coder(max_tokens, max_prompt)}
     workflow = debate_team(Runs(timeout_s), roles, agents, turns, rewards_form)
-    return Environment(workflow, split_tasks(tasks, found.tasks, unlike("problem"), train, test), "solved")
+    return Environment(workflow, split_tasks(tasks, test_set.tasks, unlike("problem"), train, test), "solved")
 
 
 def helper_functions(
@@ -264,8 +264,8 @@ def split_rows(humaneval: str, coop: str, rows: str, visible: int) -> Tasks:
     parts: dict[str, list[Task]] = {"train": [], "test": []}
     for name, path in (("humaneval", humaneval), ("coop", coop)):
         for split, which in zip(parts, ROWS["release" if rows == "disjoint" else rows][name]) if path else ():
-            found = load_function_problems(path, split, visible, which)
-            parts[split] += log_dropped(path, found)
+            problems = load_function_problems(path, split, visible, which)
+            parts[split] += log_dropped(path, problems)
     train, test = parts["train"], parts["test"]
     if rows == "disjoint":
         train = apart(train, test)

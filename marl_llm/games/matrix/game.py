@@ -27,23 +27,23 @@ LARGEST = 9  # actions
 TOLERANCE = 1e-9  # of the sum of the parts, relative to the largest entry
 
 
-def read_matrix(text: str, what: str) -> Float[np.ndarray, "A A"]:
-    """A square matrix from rows with `;` between. Raises `ValueError` naming `what` and the cell or row."""
+def read_matrix(text: str, name: str) -> Float[np.ndarray, "A A"]:
+    """A square matrix from rows with `;` between. Raises `ValueError` naming `name` and the cell or row."""
     rows = [row.split() for row in text.split(";")]
     for i, row in enumerate(rows, 1):
         if len(row) != len(rows):
-            raise ValueError(f"{what}: row {i} has {len(row)} entries, but there are {len(rows)} rows; the matrix must be square")
+            raise ValueError(f"{name}: row {i} has {len(row)} entries, but there are {len(rows)} rows; the matrix must be square")
     matrix = np.empty((len(rows), len(rows)))
     for i, row in enumerate(rows):
         for j, entry in enumerate(row):
             try:
                 matrix[i, j] = float(entry)
             except ValueError as error:
-                raise ValueError(f"{what}: cell ({i + 1}, {j + 1}) is {entry!r}, which is no number") from error
+                raise ValueError(f"{name}: cell ({i + 1}, {j + 1}) is {entry!r}, which is no number") from error
             if not np.isfinite(matrix[i, j]):
-                raise ValueError(f"{what}: cell ({i + 1}, {j + 1}) is {entry}; a finite number is needed")
+                raise ValueError(f"{name}: cell ({i + 1}, {j + 1}) is {entry}; a finite number is needed")
     if not 2 <= len(rows) <= LARGEST:
-        raise ValueError(f"{what}: {len(rows)} actions are not in [2, {LARGEST}]")
+        raise ValueError(f"{name}: {len(rows)} actions are not in [2, {LARGEST}]")
     return matrix
 
 

@@ -83,18 +83,18 @@ def blame(actions: Sequence[Action], given: Workspace, facts: FileFacts, over: b
     `over`: whether these are all actions of the play, so that its submission can be judged.
     """
     reasons: dict[str, str] = {}
-    writer: dict[str, str] = {}
-    last: dict[str, str] = {}
-    fell: dict[str, str] = {}  # an action that could not do its work -> the one that is responsible
+    writer: dict[str, str] = {}  # file -> the action that wrote it last
+    latest: dict[str, str] = {}  # role -> its latest action
+    culprits: dict[str, str] = {}  # action that failed by another's fault -> that other one
     for action in actions:
         name = action.call.id
         if action.state != "ok":
-            guilty, why = _responsible(action, given, facts, writer, last)
-            guilty = fell.get(guilty, guilty)
-            if guilty != name:
-                fell[name] = guilty
-            reasons.setdefault(guilty, why)
-        last[action.call.role] = name
+            culprit, why = _responsible(action, given, facts, writer, latest)
+            culprit = culprits.get(culprit, culprit)  # if that one failed by a third one's fault, the third one is to blame
+            if culprit != name:
+                culprits[name] = culprit
+            reasons.setdefault(culprit, why)
+        latest[action.call.role] = name
         before, after = action.before.files(), action.after.files()
         writer |= {file: name for file, content in after.items() if before.get(file) != content}
     if over and actions and actions[-1].state == "ok":
@@ -108,7 +108,7 @@ def blame(actions: Sequence[Action], given: Workspace, facts: FileFacts, over: b
 
 
 def _responsible(
-    action: Action, given: Workspace, facts: FileFacts, writer: Mapping[str, str], last: Mapping[str, str]
+    action: Action, given: Workspace, facts: FileFacts, writer: Mapping[str, str], latest: Mapping[str, str]
 ) -> tuple[str, str]:
     """The action that is responsible for a failure of this one, and why."""
     own = (action.call.id, f"{action.state}: {action.use.writes['error'][:200]}")
@@ -118,7 +118,7 @@ def _responsible(
     for earlier in NAMES[: NAMES.index(role)]:
         for file in facts.owed[earlier]:
             if not present.get(file) and file in action.use.writes["error"]:
-                return last.get(earlier, action.call.id), f"{file} was not there when the {role} needed it"
+                return latest.get(earlier, action.call.id), f"{file} was not there when the {role} needed it"
     upstream = _faulty(given, action.before, facts, writer, role)
     return own if upstream is None else (writer[upstream[0]], f"{upstream[0]}: {upstream[1]}")
 
