@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marl_llm.serving.completions import Choice, CompletionRequest, used_by
+from marl_llm.serving.policy import PolicyReply
 
 SAME = ("model", "max_tokens", "temperature", "top_p", "stream", "seed")  # `seed` is none of Anthropic's; equal requests need it
 NEUTRAL = {"thinking": ({"type": "disabled"},), "service_tier": ("auto", "standard_only"), "mcp_servers": ([],), "container": ()}
@@ -118,6 +119,8 @@ def _head(request: CompletionRequest) -> dict[str, Any]:
 
 def _ending(choice: Choice) -> dict[str, Any]:
     ending = {"stop_reason": REASONS.get(choice.finish_reason or "stop", "end_turn"), "stop_sequence": None}
+    if isinstance(choice.reply, PolicyReply) and choice.reply.stopped_by and not choice.calls:
+        ending = {"stop_reason": "stop_sequence", "stop_sequence": choice.reply.stopped_by}
     return ending | ({"unmet": list(choice.unmet)} if choice.unmet else {})
 
 

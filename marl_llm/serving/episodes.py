@@ -154,6 +154,8 @@ class EpisodeServer(ChatServer):
     def _drawn_as(self, request: CompletionRequest, episode: str | None, connection: Connection) -> Iterator[CompletionRequest]:
         if episode is None:
             raise ValueError("this server answers its own episodes alone: ask at the base URL that the program was given")
+        if request.log_probs > 1 and self._temperature:
+            raise ValueError(f"top_logprobs is not served here: replies are drawn at the temperature {self._temperature:g}, not greedily")
         if not request.scoring.draws:
             yield request
             return

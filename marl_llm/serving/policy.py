@@ -32,6 +32,10 @@ class NotFinite(RuntimeError):
     """A model drew with log-probs that are no numbers, so that its tokens mean nothing."""
 
 
+class LateReply(RuntimeError):
+    """A reply that a time limit cut off, not the model: no sample of its policy (law 9)."""
+
+
 class TokenIds(tuple):
     """A prompt as ids, which the model continues as it stands."""
 
@@ -41,6 +45,12 @@ def check_numbers(reply: ChatReply) -> None:
     for name in ("log_probs", "sampled_log_probs"):
         if not all(map(math.isfinite, (reply.sampled or {}).get(name, ()))):
             raise NotFinite(NOT_FINITE)
+
+
+def check_in_time(replies: Sequence[ChatReply]) -> None:
+    """Raises `LateReply` if a time limit of the engine cut one off."""
+    if any(isinstance(reply, PolicyReply) and reply.is_late for reply in replies):
+        raise LateReply("a reply was cut off by the time limit; nothing of it is recorded")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +104,8 @@ class PolicyReply(ChatReply):
       shown: the text that a stream says: without thinking, whether or not the reply was cut off.
       streamed: all that a stream said; else the text.
       conversation: with this reply, as ids; None of a text that was continued.
+      is_late: whether a time limit cut it off.
+      stopped_by: the stop text that ended it; "" if it was another end.
     """
 
     tool_calls: tuple[dict[str, Any], ...] = ()
@@ -101,6 +113,8 @@ class PolicyReply(ChatReply):
     shown: str = ""
     streamed: str = dataclasses.field(default="", compare=False)
     conversation: Any = dataclasses.field(default=None, compare=False, repr=False)
+    is_late: bool = False
+    stopped_by: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,7 +274,7 @@ class PolicyAnswers:
         return self.renderer.tokenizer.decode(drawn[:-1] if drawn and drawn[-1] in self.renderer.stop_ids else drawn)
 
     def _reply(self, model_request: ModelRequest, request: Request, conversation: Any, done: Completion) -> PolicyReply:
-        drawn = done.tokens.tolist()
+        drawn, ended = done.tokens.tolist(), done.finish == "stop"  # at a stop token or a stop text
         calls: tuple[ToolCall, ...] = ()
         malformed, after = 0, None
         if conversation is None:
@@ -270,37 +284,40 @@ class PolicyAnswers:
             read = self.renderer.read(after)
             shown = read.content
             if model_request.tools:
-                shown, calls, malformed = self._called(model_request, conversation, drawn, read)
-            text = shown if read.finished else self.renderer.tokenizer.decode(drawn)
+                shown, calls, malformed = self._called(model_request, conversation, drawn, read, ended)
+            text = shown if ended else self.renderer.tokenizer.decode(drawn)
         version, drawing = done.version if self.version is None else self.version, request.settings
         sampled = {"prompt": list(request.prompt), "ids": drawn, "version": version}
         sampled |= {"temperature": drawing.temperature, "top_p": drawing.top_p}
         sampled |= {name: getattr(done, name).tolist() for name in ("log_probs", "sampled_log_probs")}
+        stopped_by = min((stop for stop in request.stop_strings if stop in text), key=text.find, default="")
         text, shown = text_before(text, request.stop_strings), text_before(shown, request.stop_strings)
-        finish = "stop" if done.finish == "stop" else "length"
         named = tuple(call_of(_id_of(request.seed, place), call.name, call.arguments) for place, call in enumerate(calls))
         reply = PolicyReply(
-            text, finish, len(request.prompt), len(drawn), sampled=sampled, tool_calls=named, malformed=malformed, shown=shown,
-            streamed=text, conversation=after,
+            text, "stop" if ended else "length", len(request.prompt), len(drawn), sampled=sampled, tool_calls=named, malformed=malformed,
+            shown=shown, streamed=text, conversation=after, is_late=done.finish in ("timeout", "cancelled"), stopped_by=stopped_by,
         )  # fmt: skip
         check_numbers(reply)
         return reply
 
     def _called(
-        self, model_request: ModelRequest, conversation: Any, drawn: list[int], read: Reply
+        self, model_request: ModelRequest, conversation: Any, drawn: list[int], read: Reply, ended: bool
     ) -> tuple[str, tuple[ToolCall, ...], int]:
         """(text, calls, number of malformed calls) of a reply to a request with tools.
 
-        A reply with a call that cannot be read, or is cut off, remains text as a whole: half of it would be misread.
+        A reply with a call that cannot be read, or is cut off, remains text as a whole: half of it would be misread. `ended`: it was not
+        cut off. A stop text and what is behind it are no part of the reply.
         """
-        opened = [*conversation.turns[-1].opening, *(drawn[:-1] if read.finished else drawn)]
-        whole = read_reply(self.renderer.tokenizer.decode(opened), read.finished, self.renderer.thinks, None).content
+        reader, thinks = self.renderer.call_reader, self.renderer.thinks
+        said = self.renderer.tokenizer.decode([*conversation.turns[-1].opening, *(drawn[:-1] if read.finished else drawn)])
+        whole = read_reply(said, read.finished, thinks, None).content
         if not model_request.reads_calls:
             return whole, (), 0
-        reader = self.renderer.call_reader
+        if ended and not read.finished:
+            read = read_reply(text_before(said, model_request.options.stop or ()), ended, thinks, reader)
         cut_off = reader.anywhere and any(mark in read.content for mark in reader.marks)
-        malformed = len(read.broken_calls) + cut_off
-        if malformed or not read.finished or not read.tool_calls:
+        malformed = len(read.broken_calls) or int(cut_off)
+        if malformed or not ended or not read.tool_calls:
             return whole, (), malformed
         return read.content, read.tool_calls, 0
 

@@ -47,18 +47,32 @@ class KeptAnswers:
     def __init__(self):
         self._lock = threading.Lock()
         self._answers: collections.OrderedDict[str, list[Any]] = collections.OrderedDict()
+        self._turned_away: collections.Counter[str] = collections.Counter()
 
     def key(self, episode: str, kind: str, body: bytes) -> str:
         """The key of a request; equal requests of an episode share it."""
         return hashlib.sha256(b"%s %s %s" % (episode.encode(), kind.encode(), body)).hexdigest()
 
     def find(self, key: str, connection: Connection) -> list[Any] | None:
-        """The recorded replies, for a request that is sent again. A new request forgets them, as it wants others."""
+        """The recorded replies, for a request that is sent again. A new request forgets them, as it wants others.
+
+        A request that was turned away never had a reply: sent again it is a new one, and those recorded for its equals stay.
+        """
         with self._lock:
+            if connection.is_retry and self._turned_away[key]:
+                self._turned_away[key] -= 1
+                return None
             if connection.is_retry:
                 return self._answers.get(key)
             self._answers.pop(key, None)
             return None
+
+    def turn_away(self, key: str) -> None:
+        """Counts a request that the server was too busy for."""
+        with self._lock:
+            self._turned_away[key] += 1
+            if len(self._turned_away) > MOST_ANSWERS:
+                del self._turned_away[next(iter(self._turned_away))]
 
     def keep(self, key: str, replies: list[Any]) -> None:
         """Keeps the replies to a request."""
@@ -79,9 +93,11 @@ class DrawNumbers:
         self._answered: set[int] = set()
 
     def take(self, is_retry: bool) -> int:
-        """The smallest free number, from 1; of a request that is sent again the number of one that is under way."""
+        """The smallest free number, from 1. A request that is sent again takes the number of one that is under way: of the one that fewest
+        others have, so that equal requests which are all sent again get different replies again."""
         under_way = [number for number in self._users if number not in self._answered] if is_retry else []
-        number = min(under_way) if under_way else next(number for number in itertools.count(1) if number not in self._users)
+        free = next(number for number in itertools.count(1) if number not in self._users)
+        number = min(under_way, key=lambda number: (self._users[number], number), default=free)
         self._users[number] += 1
         return number
 

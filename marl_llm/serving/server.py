@@ -30,7 +30,17 @@ from marl_llm.serving.completions import (
     read_reward,
 )
 from marl_llm.serving.dialects import DIALECTS, EventWriter
-from marl_llm.serving.policy import Answer, ModelRequest, NotFinite, PolicyAnswers, PolicyReply, TokenIds, check_numbers
+from marl_llm.serving.policy import (
+    Answer,
+    LateReply,
+    ModelRequest,
+    NotFinite,
+    PolicyAnswers,
+    PolicyReply,
+    TokenIds,
+    check_in_time,
+    check_numbers,
+)
 from marl_llm.serving.resent import RETRIES, STAYING, ClientLeft, Connection, KeptAnswers
 from marl_llm.serving.scored_prompts import score_prompt
 from marl_llm.serving.sessions import Match, SessionTrees, keys_of
@@ -190,6 +200,8 @@ class ChatServer:
         self._count("requests")
         if not self._room.acquire(blocking=False):
             self._count("busy")
+            if episode is not None:
+                self._kept.turn_away(self._kept.key(episode, kind, body))
             return 429, refusal("the server's queue is full")
         try:
             with self._slots:
@@ -202,7 +214,7 @@ class ChatServer:
             return 400, refusal(str(error))
         except Exception as error:  # of the model or its engine; the text of a request is no part of the message
             self._count("failed")
-            reason = f": {error}" if isinstance(error, NotFinite) else ""
+            reason = f": {error}" if isinstance(error, NotFinite | LateReply) else ""
             return 500, refusal(f"the model failed: {type(error).__name__}{reason}")
         finally:
             self._room.release()
@@ -256,6 +268,8 @@ class ChatServer:
                 replies = self._replies(prompt_request, match, say)
                 if episode is not None and connection.is_closed():
                     raise ClientLeft
+                if episode is not None:
+                    check_in_time(replies)
                 more = [self._choice(prompt_request, reply, kind) for reply in replies]
                 counts = {} if episode is None else self._keep_conversations(prompt_request, episode, match, replies)
                 lines += [_line(prompt_request, choice) | counts for choice in more]

@@ -14,12 +14,12 @@ from typing import Any
 
 from marl_llm.text import Message as Said
 from marl_llm.text import ToolCall
-from marl_llm.untrusted import Bounds, read_json
+from marl_llm.text.tool_calls import ARGUMENTS, LONGEST_NAME
+from marl_llm.untrusted import read_json
 
 MAX_TOOLS = 256
 ROLES = ("system", "developer", "user", "assistant", "tool")
 CHOICES = ("auto", "none", "required")
-ARGUMENTS = Bounds(size=1 << 20, values=50_000)
 EMPTY_IN_MESSAGES = ("name", "refusal", "tool_calls", "function_call", "audio", "annotations")  # taken where they say nothing
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -165,8 +165,8 @@ def _read_call(call: Any, where: str) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(call.get("id"), str) or not isinstance(function.get("name"), str):
         form = '{"id": "...", "type": "function", "function": {"name": "look", "arguments": "{}"}}'
         raise ValueError(f"{where} must be a call of a function, as {form}")
-    if not call["id"] or not _NAME.fullmatch(function["name"]):
-        raise ValueError(f"{where}: the id must not be empty, and the name must be 1 to 64 letters, digits and _ . -")
+    if not call["id"] or len(function["name"]) > LONGEST_NAME:  # of any letters: a model may have invented it, and be told so
+        raise ValueError(f"{where}: the id must not be empty, and the name must have at most {LONGEST_NAME:,} characters")
     arguments = function.get("arguments", "{}")
     value = read_json(arguments or "{}", ARGUMENTS).value if isinstance(arguments, str) else None
     if not isinstance(value, dict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from marl_llm.text.messages import ToolCall
-from marl_llm.text.tool_calls import CallReader, Read, end_of_tagged, split_tagged
+from marl_llm.text.tool_calls import CallReader, Read, end_of_tagged, sendable, split_tagged
 
 THINK, END_THINK = "<think>", "</think>"
 _CALL = "<tool_call>"
@@ -13,7 +13,7 @@ _CALL = "<tool_call>"
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """A reply read as text. `broken_calls` are the texts of tool calls that cannot be read."""
+    """A reply read as text. `broken_calls` are the texts of tool calls that cannot be read; if there are any, `content` has all texts."""
 
     content: str
     thinking: str | None
@@ -30,8 +30,17 @@ def read_reply(text: str, finished: bool, thinks: bool, reader: CallReader | Non
         outside = split_tagged(text)[0] if reader is not None else text
         unfinished = outside.rfind(THINK) > outside.rfind(END_THINK)
         thinking, text = _split_thought(text)
-    read = Read(text) if reader is None else reader.read(text)
+    read = Read(text) if reader is None else _read_calls(text, reader)
     return Reply(read.content, thinking, read.calls, read.broken, finished, unfinished)
+
+
+def _read_calls(text: str, reader: CallReader) -> Read:
+    """The calls of a text. Where one cannot be read or sent, the text stays whole: nothing that a model said is lost."""
+    read = reader.read(text)
+    calls = tuple(map(sendable, read.calls))
+    if None in calls:
+        return Read(text, (), (text,))
+    return Read(text if read.broken else read.content, calls, read.broken)
 
 
 def _split_thought(text: str) -> tuple[str | None, str]:

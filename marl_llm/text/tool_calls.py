@@ -6,7 +6,8 @@
     qwen3_coder  <tool_call><function=look><parameter=x>1</parameter></function></tool_call>
     pythonic     [look(x=1)]                                                           Llama 3.2, Llama 4
 
-What a policy writes may be anything: a reader raises nothing, takes time linear in the text, and lists what is no call as broken.
+What a policy writes may be anything: a reader raises nothing, takes time linear in the text, and lists what is no call as broken. Arguments
+are JSON within `ARGUMENTS`, so that a history may hold every call that was read: `sendable`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from marl_llm.text.messages import ToolCall
+from marl_llm.untrusted import Bounds, read_json
 
+ARGUMENTS = Bounds(size=1 << 20, values=50_000)  # of a call
+LONGEST_NAME = 1024  # characters of a tool's name that a policy may have invented
 LONGEST = 1 << 16  # characters of one call in Python's syntax; its parser takes memory by the hundredfold
 _JSON, _BLANKS = json.JSONDecoder(), re.compile(r"\s*")
 _CALL, _END_CALL = "<tool_call>", "</tool_call>"
@@ -180,6 +184,15 @@ def _python_call(tree: ast.expr) -> ToolCall:
     if any(keyword.arg is None for keyword in tree.keywords):
         raise ValueError("arguments without names")
     return ToolCall(ast.unparse(tree.func), {keyword.arg: ast.literal_eval(keyword.value) for keyword in tree.keywords})
+
+
+def sendable(call: ToolCall) -> ToolCall | None:
+    """The call with valid texts, as a client reads it from JSON; None if JSON cannot hold it within the bounds."""
+    try:
+        read = read_json(json.dumps([call.name, dict(call.arguments)]), ARGUMENTS)
+    except (TypeError, ValueError, RecursionError):  # a set, bytes, a complex number, a key that is no text
+        return None
+    return ToolCall(*read.value) if read.ok and len(read.value[0]) <= LONGEST_NAME else None
 
 
 READERS: dict[str, CallReader] = {

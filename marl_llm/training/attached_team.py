@@ -144,8 +144,9 @@ class ProgramController:
         """Role -> who answers."""
         answers = {}
         for name, role in self.workflow.roles.items():
-            model, sizes = self.assignment.roles[name], dict(max_prompt=role.max_prompt, max_tokens=role.max_tokens)
-            answers[name] = policy_answers(self._engine.engine, model, self._renderer[model], **sizes)
+            model, limits = self.assignment.roles[name], dict(max_prompt=role.max_prompt, max_tokens=role.max_tokens)
+            limits["timeout_s"] = self._options.timeout_s  # a reply may take as long as its play
+            answers[name] = policy_answers(self._engine.engine, model, self._renderer[model], **limits)
         return answers
 
     def _episode(self, task: Task, step: int, number: int, played: ForeignEpisode) -> Episode:

@@ -113,7 +113,7 @@ def make_rollout(game: Game, mesh: Mesh, player_of: Callable[[dict], Player], en
 
 
 def make_choice(game: Game, mesh: Mesh) -> Callable:
-    """Builds `choose(first, second, index, numbers) -> Played`, jit-compiled: the environments `index` of two rollouts, one behind the other.
+    """Builds `choose(first, second, index, numbers) -> Played`, jit-compiled: environments `index` of two rollouts, one behind the other.
 
     `numbers` are those of the chosen tasks; the figures are those of the first rollout.
     """

@@ -1,5 +1,6 @@
 """A request that is sent again has one reply in its episode, and one whose client left has none."""
 
+import dataclasses
 import http.client
 import json
 import threading
@@ -162,3 +163,55 @@ def test_a_caller_that_left_while_it_waited_is_not_asked_of_the_model(engine):
         with pytest.raises(ClientLeft):
             server.answer(json.dumps(BODY).encode(), "chat/completions", name, None, Connection(lambda: True))
     assert engine.asked == []
+
+
+def test_equal_requests_that_are_all_sent_again_keep_their_own_numbers():
+    numbers = DrawNumbers()
+    first = [numbers.take(False) for _ in range(3)]
+    again = [numbers.take(True) for _ in range(3)]
+    assert sorted(again) == first == [1, 2, 3]
+
+
+def test_a_request_that_was_turned_away_is_drawn_when_it_is_sent_again(engine):
+    answers = policy_answers(engine, "m", chat_of("qwen2.5"), max_prompt=2000, max_tokens=400)
+    with EpisodeServer({"m": answers}, concurrency=1, queue=0) as server:
+        name, texts = server.episodes.open((0, 7)), []
+        path = f"/episodes/{name}/v1/chat/completions"
+        thread = threading.Thread(target=lambda: texts.append(text_of(post(server, BODY, path))))
+        thread.start()
+        while not engine.asked:
+            time.sleep(0.01)
+        assert post(server, BODY, path)[0] == 429
+        engine.go.set()
+        thread.join()
+        texts.append(text_of(post(server, BODY, path, **AGAIN)))
+        texts.append(text_of(post(server, BODY, path, **AGAIN)))  # that answer was lost: it is given again
+        assert texts == ["one", "two", "two"]
+        assert [line["text"] for line in server.episodes.take(name, "unpaid").replies] == ["one", "two"]
+
+
+@pytest.mark.parametrize("finish", ["timeout", "cancelled"])
+def test_a_reply_that_a_time_limit_cut_off_is_no_sample_of_an_episode(finish):
+    class LateEngine(ScriptedEngine):
+        def submit(self, request, on_tokens=None):
+            done = dataclasses.replace(super().submit(request, on_tokens).result(), finish=finish)
+            return types.SimpleNamespace(result=lambda: done, cancel=lambda: None)
+
+    chat = chat_of("qwen2.5")
+    answers = policy_answers(LateEngine(chat, [ended("The answer is 4")]), "m", chat, max_prompt=2000, max_tokens=5)
+    with EpisodeServer({"m": answers}) as server:
+        name = server.episodes.open((0, 7))
+        status, _, said = post(server, BODY, f"/episodes/{name}/v1/chat/completions")
+        assert (status, server.episodes.take(name, "unpaid").replies) == (500, [])
+        assert "time limit" in json.loads(said)["error"]["message"]
+    with ChatServer({"m": answers}) as server:  # nobody trains on it: what there is
+        assert json.loads(post(server, BODY)[2])["choices"][0]["finish_reason"] == "length"
+
+
+def test_top_log_probs_are_refused_where_replies_are_not_drawn_greedily(engine):
+    engine.go.set()
+    answers = policy_answers(engine, "m", chat_of("qwen2.5"), max_prompt=2000, max_tokens=400)
+    body = BODY | {"temperature": 0, "logprobs": True, "top_logprobs": 1}
+    for temperature, expected in ((1.0, 400), (0.0, 200)):
+        with EpisodeServer({"m": answers}, temperature) as server:
+            assert post(server, body, f"/episodes/{server.episodes.open((0, 7))}/v1/chat/completions")[0] == expected

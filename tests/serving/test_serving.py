@@ -156,8 +156,8 @@ def test_what_may_become_a_stop_text_is_held_back(drawn, stops, certain):
 class Dripping:
     """An engine without a model: it draws the ids of a text, a few at a time."""
 
-    def __init__(self, ids, size, log_prob=0.0):
-        self.ids, self.size, self.log_prob = ids, size, log_prob
+    def __init__(self, ids, size, log_prob=0.0, finish="stop"):
+        self.ids, self.size, self.log_prob, self.finish = ids, size, log_prob, finish
 
     def submit(self, request, on_tokens=None):
         for at in range(0, len(self.ids), self.size):
@@ -166,9 +166,8 @@ class Dripping:
         if on_tokens is not None:
             on_tokens(None)
         value = np.full(len(self.ids), self.log_prob, np.float32)
-        return types.SimpleNamespace(
-            result=lambda: Completion(np.asarray(self.ids), value, value, value, "stop", 4), cancel=lambda: None
-        )
+        done = Completion(np.asarray(self.ids), value, value, value, self.finish, 4)
+        return types.SimpleNamespace(result=lambda: done, cancel=lambda: None)
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
@@ -188,7 +187,8 @@ def test_a_chat_formats_thinking_and_tool_calls_are_no_part_of_a_stream(mode, dr
     chat, pieces = Chat(tokenizer, QWEN3, {"enable_thinking": mode == "on"}), []
     parts = re.split(f"({'|'.join(map(re.escape, NEEDS))})", drawn)
     ids = [i for part in parts for i in ([257 + NEEDS.index(part)] if part in NEEDS else tokenizer.encode(part))]
-    answers = policy_answers(Dripping(ids, size), "m", chat, max_prompt=400)
+    finish = "stop" if drawn.endswith("<|im_end|>") else "length"
+    answers = policy_answers(Dripping(ids, size, finish=finish), "m", chat, max_prompt=400)
     asked = [{"role": "user", "content": "Is it?"}]
     reply = answers.stream(asked, Options(), pieces.append)
     assert reply == answers(asked, Options())

@@ -1,12 +1,14 @@
 """Tools at the endpoint: told by the checkpoint's own template, calls read into `tool_calls`, and what is malformed remains text."""
 
+import dataclasses
 import json
+import types
 
 import pytest
 from checkpoint_text import chat_of
-from serving_lab import LOOK, USER, ask, ended, events, post, refusal, scripted
+from serving_lab import LOOK, USER, ScriptedEngine, ask, ended, events, post, refusal, scripted
 
-from marl_llm.serving import ChatServer
+from marl_llm.serving import ChatServer, policy_answers
 from marl_llm.serving.json_schema import check_schema, fits
 from marl_llm.text import Message, ToolCall
 from marl_llm.text.loading import spoken
@@ -155,7 +157,7 @@ def test_a_checkpoint_that_knows_no_tools_says_so_in_one_line(family, why):
         ({"messages": answered(call(), call())}, "messages[1].tool_calls: two calls have one id"),
         ({"messages": answered(call(arguments="{"))}, "messages[1].tool_calls[0].function.arguments must be a JSON object"),
         ({"messages": answered(call(arguments="[1]"))}, "messages[1].tool_calls[0].function.arguments must be a JSON object"),
-        ({"messages": answered(call(name=""))}, "messages[1].tool_calls[0]: the id must not be empty"),
+        ({"messages": answered(call(name="x" * 1025))}, "messages[1].tool_calls[0]: the id must not be empty, and the name must have at"),
         ({"messages": [{"role": "assistant", "content": "x", "tool_calls": {"a": 1}}]}, "messages[0].tool_calls must be a list"),
         ({"messages": [{"role": "assistant", "tool_calls": [3]}]}, "messages[0].tool_calls[0] must be a call"),
     ],
@@ -188,3 +190,59 @@ def test_a_strange_schema_is_a_misfit_and_never_an_exception():
     for schema in ({"pattern": "a"}, {"properties": {"a": {"if": {}}}}, {"type": "str"}, {"anyOf": []}, {"enum": 3}, [], {"items": 3}):
         with pytest.raises(ValueError, match="schema"):
             check_schema(schema)
+
+
+@pytest.mark.parametrize("name", ["search the web", "", "a" * 200, "\N{SNOWMAN} <|im_end|>"])
+def test_a_program_can_answer_the_call_of_a_tool_that_the_model_invented(name):
+    drawn = f'<tool_call>{{"name": {json.dumps(name)}, "arguments": {{"x": 3}}}}</tool_call>'
+    with ChatServer({"m": scripted(drawn, ended("Oh."))}) as server:
+        server.models["m"].engine._drawn[0] = [*chat_of("qwen2.5").tokenizer.encode(drawn), *chat_of("qwen2.5").stop_ids[:1]]
+        message = ask(server, tools=[LOOK])["choices"][0]["message"]
+        [told] = message["tool_calls"]
+        assert told["function"]["name"] == name
+        history = [USER, message, {"role": "tool", "tool_call_id": told["id"], "content": "There is no such tool."}]
+        assert ask(server, tools=[LOOK], messages=history)["choices"][0]["message"]["content"] == "Oh."
+
+
+class StoppingEngine(ScriptedEngine):
+    """Ends a reply behind the first stop text, as the engine does."""
+
+    def submit(self, request, on_tokens=None):
+        text = self.chat.tokenizer.decode(self._drawn[0])
+        ends = [text.find(stop) + len(stop) for stop in request.stop_strings if stop in text]
+        self._drawn = [self.chat.tokenizer.encode(text[: min(ends)])] if ends else self._drawn
+        done = super().submit(request, on_tokens).result()
+        done = dataclasses.replace(done, finish="stop") if ends else done
+        return types.SimpleNamespace(result=lambda: done, cancel=lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "thinking", "stop", "text", "calls"),
+    [
+        ("<think>\nI look.\n</think>\n\nAction: look\nObservation: wall", "on", "Observation:", "Action: look\n", 0),
+        (f"Look. {CALL}\n\nEND more", "off", "END", "Look.", 1),
+        (f"Look. {CALL}", "off", '"x"', 'Look. <tool_call>\n{"name": "look", "arguments": {', 0),
+        (f"END. {CALL}", "off", "END", "", 0),
+    ],
+)
+def test_a_reply_that_ends_at_a_stop_text_is_whole(drawn, thinking, stop, text, calls):
+    chat = chat_of("qwen3", options={"enable_thinking": thinking == "on"})
+
+    def server():
+        engine = StoppingEngine(chat, [drawn])
+        engine.chat = chat
+        return ChatServer({"m": policy_answers(engine, "m", chat, max_prompt=2000, max_tokens=400)})
+
+    tools = [LOOK] if calls or "tool_call" in drawn else []
+    with server() as served:
+        choice = ask(served, tools=tools, stop=[stop])["choices"][0]
+    assert (choice["message"]["content"] or "", len(choice["message"].get("tool_calls", ()))) == (text, calls)
+    assert choice["finish_reason"] == ("tool_calls" if calls else "stop")
+    with server() as served:
+        deltas = [event["choices"][0]["delta"] for event in events(served, tools=tools, stop=[stop])]
+    assert "".join(delta.get("content") or "" for delta in deltas) == text
+    with server() as served:
+        body = {"model": "m", "messages": [USER], "max_tokens": 400, "stop_sequences": [stop]}
+        status, _, said = post(served, body, "/v1/messages")
+    answer = json.loads(said)
+    assert (status, answer["stop_reason"], answer["stop_sequence"]) == (200, "stop_sequence", stop)

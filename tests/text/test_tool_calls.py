@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_llm.text import Message, ToolCall
+from marl_llm.text.replies import read_reply
 from marl_llm.text.tool_calls import LONGEST, READERS, Read
 
 ONE, TWO = ToolCall("look", {"x": 3}), ToolCall("walk", {"to": "a </tool_call> b"})
@@ -140,3 +141,26 @@ def test_a_call_by_a_forged_name_is_text():
     grown = chat.extend(conversation, [Message("tool", "no such tool")])
     steering = chat.tokenizer.special_ids["<|im_start|>"]
     assert grown.ids[len(conversation.ids) :].count(steering) == 2  # the answer's and the next reply's
+
+
+@pytest.mark.parametrize(
+    ("reader", "text"),
+    [
+        *(("pythonic", f"[look(x={value})]") for value in ("{1, 2}", "b'a'", "1j", "...", "{(1, 2): 3}", "1e999", "9" * 320)),
+        *(("hermes", f'<tool_call>{{"name": "look", "arguments": {{"x": {value}}}}}</tool_call>') for value in ("NaN", "1e999")),
+        ("hermes", f'<tool_call>{{"name": "look", "arguments": {{"x": {"[" * 70}{"]" * 70}}}}}</tool_call>'),
+        ("hermes", f'<tool_call>{{"name": "{"x" * 1025}", "arguments": {{}}}}</tool_call>'),
+        ("hermes", "So <tool_call>{name}</tool_call>."),
+        ("llama3_json", '{"name": "Ann", "age": 3,}'),
+        ("pythonic", '["apples (red)", "pears"]'),
+    ],
+)
+def test_a_call_that_no_json_holds_is_broken_and_the_text_stays_whole(reader, text):
+    reply = read_reply(text, True, False, READERS[reader])
+    assert (reply.content, reply.tool_calls, len(reply.broken_calls)) == (text, (), 1)
+
+
+def test_a_call_that_is_read_holds_valid_texts_alone():
+    text = '<tool_call>{"name": "a\\ud83d", "arguments": {"x\\udc00": ["\\ud83d\\ude00", "\\ud83d"]}}</tool_call>'
+    [call] = read_reply(text, True, False, READERS["hermes"]).tool_calls
+    assert call == ToolCall("a\ufffd", {"x\ufffd": ["\U0001f600", "\ufffd"]})
