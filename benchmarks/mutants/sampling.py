@@ -80,6 +80,7 @@ FAULTS = {
         "a page is given away that has an owner": ("self.unowned.pop(node, None)\n            node.owners", "pass\n            node.owners"),
         "one token of a page is enough": ("n = n if same.all() else int(np.argmin(same))\n                if", "if"),
         "a page given away is still found": ("del node.parent.full[name]", "pass"),
+        "a page is free that somebody copies from": ("if twin is node or node.owners > 1:", "if twin is node:"),
         "the page of a twin is lost": ("        self.free.append(node.page)\n        return twin", "        return twin"),
     },
     (S + "sequences.py", T + "test_engine.py " + T + "test_pages.py"): {

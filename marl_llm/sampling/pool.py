@@ -142,7 +142,7 @@ class PagePool:
 
     def grown(self, node: Node, parent: Node, tokens: np.ndarray) -> Node:
         """Says what an owner's page behind `parent` (full, or the root) holds now. Returns the page to go on with: where another full page
-        holds the same tokens there, that one, and the owner's own is free again."""
+        holds the same tokens there, that one, and the owner's own is free again, unless somebody else has yet to copy from it."""
         node.tokens = tokens
         node.root = node.root or parent.root  # a page belongs to the parameters that began it
         if not len(tokens) or not node.findable:
@@ -151,7 +151,7 @@ class PagePool:
             parent.adopt(node)
             return node
         twin = parent.full.setdefault(tokens.tobytes(), node)
-        if twin is node:
+        if twin is node or node.owners > 1:
             parent.adopt(node)
             return node
         parent.leave(node)

@@ -148,6 +148,20 @@ def test_a_full_page_that_another_holds_too_is_free_again():
     assert (first.owners, pool.owned, len(pool.free)) == (2, 1, 3)
 
 
+def test_a_page_that_somebody_has_yet_to_copy_from_stays_though_another_holds_the_same():
+    pool, ids = PagePool(4, 2), np.asarray([1, 2], np.int32)
+    first, second = pool.take(), pool.take()
+    pool.grown(first, pool.root(), ids)
+    pool.grown(second, pool.root(), ids[:1])
+    pool.own([second])  # a request that waits with its admission, and begins with ids[:1]
+    assert pool.grown(second, pool.root(), ids) is second
+    assert (second.owners, pool.owned, second.page in pool.free) == (2, 2, False)
+    for _ in range(2):
+        pool.release([second])
+    pool.release([first])
+    assert pool.available == 4
+
+
 def test_the_page_that_was_given_up_first_is_given_away_first():
     pool = PagePool(2, 2)
     old, new = (pool.grown(pool.take(), pool.root(), np.asarray(ids, np.int32)) for ids in ([1, 2], [3, 4]))
@@ -159,9 +173,18 @@ def test_the_page_that_was_given_up_first_is_given_away_first():
 
 
 def test_the_pool_never_gives_a_page_to_two_and_forgets_nothing_that_is_owned():
-    """Random sequences over three tokens, so that they often begin alike."""
-    rng, pool, held = np.random.default_rng(6), PagePool(40, 4), []
+    """Random sequences over two tokens, so that they often begin alike; some grow, and some pages are to be copied from for a while."""
+    rng, pool, held, sources = np.random.default_rng(6), PagePool(40, 4), [], []
     for step in range(3000):
+        if sources and rng.random() < 0.3:
+            node, beginning = sources.pop(rng.integers(len(sources)))
+            np.testing.assert_array_equal(node.tokens[: len(beginning)], beginning)
+            pool.release([node])
+        for place, (tokens, nodes) in enumerate(held):
+            if len(tokens) % 4 and rng.random() < 0.2:
+                tokens, first = np.append(tokens, rng.integers(0, 2)).astype(np.int32), 4 * len(nodes) - 4
+                nodes[-1] = pool.grown(nodes[-1], nodes[-2] if first else pool.root(), tokens[first:])
+                held[place] = tokens, nodes
         if held and (rng.random() < 0.5 or pool.available < 6):
             pool.release(held.pop(rng.integers(len(held)))[1])
             continue
@@ -171,18 +194,22 @@ def test_the_pool_never_gives_a_page_to_two_and_forgets_nothing_that_is_owned():
             np.testing.assert_array_equal(node.tokens, tokens[4 * i : 4 * i + 4])
         if last is not None:
             np.testing.assert_array_equal(last.tokens[:common], tokens[4 * len(chain) :][:common])
+            if len(sources) < 6:
+                pool.own([last])
+                sources.append((last, last.tokens[:common].copy()))
         pool.own(chain)
         nodes = [*chain, *(pool.take() for _ in range(-(-len(tokens) // 4) - len(chain)))]
         for i in range(len(chain), len(nodes)):
             nodes[i] = pool.grown(nodes[i], nodes[i - 1] if i else pool.root(), tokens[4 * i : 4 * i + 4])
         held.append((tokens, nodes))
-        owned = {node.page: node for _, nodes in held for node in nodes}
+        living = [node for _, nodes in held for node in nodes] + [node for node, _ in sources]
+        owned = {node.page: node for node in living}
         assert pool.owned == len(owned)
-        assert len({id(node) for _, nodes in held for node in nodes}) == len(owned)
+        assert len(set(map(id, living))) == len(owned)
         assert not set(pool.free) & set(owned)
         for tokens, nodes in held if step % 50 == 0 else ():
             np.testing.assert_array_equal(np.concatenate([node.tokens for node in nodes]), tokens)
-    for _, nodes in held:
+    for nodes in [nodes for _, nodes in held] + [[node] for node, _ in sources]:
         pool.release(nodes)
     assert pool.available == 40
 
