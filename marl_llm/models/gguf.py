@@ -41,6 +41,10 @@ LAYER_TENSORS = {
     "ffn_down": "mlp.down_proj",
 }
 ROPE_FACTORS = "rope_freqs.weight"  # of Llama 3.1 and later: what each rotary frequency is divided by
+SCALING_READ = ("type", "factor", "original_context_length", "finetuned")  # of a file's `rope.scaling`
+SCALING_NEUTRAL = {  # other fields, with the values that say nothing
+    "attn_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "yarn_log_multiplier": 0.0,
+}  # fmt: skip
 LLAMA3_ROPE = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -141,6 +145,9 @@ def read_shape(gguf: GgufFile) -> dict:
         config |= {"attention_bias": "blk.0.attn_q.bias" in gguf.tensors, "mlp_bias": "blk.0.ffn_up.bias" in gguf.tensors}
     if gguf.get(f"{kind}.rope.dimension_count", int, config["head_dim"]) != config["head_dim"]:
         raise CheckpointFileError(f"{gguf.path}: rotary positions of a part of each head ({kind}.rope.dimension_count) are not supported")
+    for field in (f"{kind}.attention.scale", f"{kind}.attention.sliding_window"):
+        if gguf.fields.get(field):
+            raise CheckpointFileError(f"{gguf.path}: {field}={str(gguf.fields[field])[:40]} is not supported")
     scaling = _rope_scaling(gguf, kind, config)
     return config | ({"rope_scaling": scaling} if scaling else {})
 
@@ -151,16 +158,22 @@ def _decimal(value: float) -> float:
 
 
 def _rope_scaling(gguf: GgufFile, kind: str, config: dict) -> dict | None:
-    """How positions are scaled; None if they are not."""
+    """How positions are scaled; None if they are not. A factor without a type is linear, as in llama.cpp. Raises `CheckpointFileError`."""
+    own = f"{kind}.rope.scaling."
+    for field, value in gguf.fields.items():
+        name = field.removeprefix(own)
+        if name != field and name not in SCALING_READ and value != SCALING_NEUTRAL.get(name):
+            raise CheckpointFileError(f"{gguf.path}: {field}={str(value)[:40]} is not supported")
     if ROPE_FACTORS in gguf.tensors:
         return _llama3_rope(gguf, config)
-    scaling = gguf.get(f"{kind}.rope.scaling.type", str, "none")
+    factor = gguf.get(f"{own}factor", float, 0.0) or gguf.get(f"{kind}.rope.scale_linear", float, 0.0)
+    scaling = gguf.get(f"{own}type", str, "linear" if factor not in (0.0, 1.0) else "none")
     if scaling == "none":
         return None
     if scaling not in ("linear", "yarn"):
         raise CheckpointFileError(f"{gguf.path}: {kind}.rope.scaling.type={scaling[:40]!r} is not supported; none, linear and yarn are")
-    original = gguf.get(f"{kind}.rope.scaling.original_context_length", int, config["max_position_embeddings"])
-    factor = gguf.need(f"{kind}.rope.scaling.factor", float)
+    original = gguf.get(f"{own}original_context_length", int, config["max_position_embeddings"])
+    factor = factor or gguf.need(f"{own}factor", float)
     return {"rope_type": scaling, "factor": _decimal(factor), "original_max_position_embeddings": original}
 
 

@@ -16,7 +16,7 @@ import tokenizers
 from marl_llm.models import CheckpointFileError, Decoder, init_params, load_pretrained, prompt_mask, prompt_positions, read_config
 from marl_llm.models.checkpoint_names import weight_of
 from marl_llm.models.config import ModelConfig
-from marl_llm.models.gguf import LAYER_TENSORS, TOP_TENSORS, checkpoint_directory, convert_gguf
+from marl_llm.models.gguf import LAYER_TENSORS, TOP_TENSORS, checkpoint_directory, convert_gguf, read_shape
 from marl_llm.models.gguf_file import read_gguf
 from marl_llm.models.gguf_tokenizer import CUTS
 from marl_llm.models.sharding import path_name
@@ -312,6 +312,10 @@ FIELDS_AMISS = {
     "general.architecture": ("mamba", "'mamba' is not read"),
     "llama.rope.dimension_count": (8, "a part of each head"),
     "llama.rope.scaling.type": ("longrope", "'longrope' is not supported"),
+    "llama.rope.scaling.attn_factor": (2.0, "attn_factor=2.0 is not supported"),
+    "llama.rope.scaling.yarn_beta_fast": (8.0, "yarn_beta_fast=8.0 is not supported"),
+    "llama.attention.scale": (0.1, "attention.scale=0.1 is not supported"),
+    "llama.attention.sliding_window": (8, "sliding_window=8 is not supported"),
 }
 
 
@@ -329,6 +333,24 @@ def test_a_field_that_is_amiss_is_named(field, tmp_path):
         with pytest.raises(CheckpointFileError, match=said):
             convert_gguf(path, tmp_path / "out")
     assert list(tmp_path.iterdir()) == [path]  # nothing is left behind
+
+
+@pytest.mark.parametrize(
+    ("fields", "scaling"),
+    [
+        ({"rope.scaling.factor": 4.0}, ("linear", 4.0)), ({"rope.scale_linear": 4.0}, ("linear", 4.0)),
+        ({"rope.scaling.factor": 1.0}, None), ({"rope.scale_linear": 0.0, "rope.scaling.attn_factor": 1.0}, None),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.yarn_beta_slow": 1.0}, ("yarn", 4.0)),
+    ],
+)  # fmt: skip
+def test_positions_are_stretched_as_the_fields_say(fields, scaling, tmp_path):
+    config, _, tensors = random_model("llama")
+    path = write(tmp_path / "m.gguf", "llama", config, tensors)
+    header = read_gguf(path)
+    changed = header._replace(fields=header.fields | {f"llama.{name}": value for name, value in fields.items()})
+    found = read_shape(changed).get("rope_scaling")
+    assert (None if found is None else (found["rope_type"], found["factor"])) == scaling
 
 
 def test_cut_and_flipped_files_are_refused_or_read_and_never_raise_anything_else(tmp_path):
