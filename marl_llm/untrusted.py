@@ -18,6 +18,7 @@ import stat
 from collections.abc import Iterator
 from typing import IO, Any
 
+LARGEST_REWARD = 1e15  # in size: float32 holds the sum of a million of its squares
 REPLACEMENT = "\ufffd"
 # Why JSON was not read.
 PROBLEMS = ("too_long", "too_deep", "too_many", "number", "not_json")

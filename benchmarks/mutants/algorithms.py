@@ -120,15 +120,15 @@ FAULTS = {
     },
     (A + "apply.py", T + "test_recipes.py " + T + "test_edges.py"): {
         "the outcome is read from all rows": ('paid = None if recipe.rewards == "local" else samples.team_where', "paid = None"),
-        "the reward is not charged the KL": ("    return _returns(recipe, samples, rewards - penalty, where)", "    return _returns(recipe, samples, rewards, where)"),
-        "an outcome is charged the last turn's KL": ('    if recipe.returns in ("outcome", "outcome_plus_local", "counterfactual"):\n        return _returns(recipe, samples, rewards, where) - penalty\n', "", T + "test_recipe_fields.py"),
+        "the reward is not charged the KL": ("_returns(recipe, samples, rewards - penalty, played)", "_returns(recipe, samples, rewards, played)"),
+        "an outcome is charged the last turn's KL": ('    if recipe.returns in ("outcome", "outcome_plus_local", "counterfactual"):\n        return jnp.where(where, _returns(recipe, samples, rewards, played) - penalty, 0)\n', "", T + "test_recipe_fields.py"),
         "the last turn's own pay is everybody's": ("            rewards - own, samples.trajectory", "            rewards, samples.trajectory", T + "test_pay.py"),
         "own pay beside an outcome is dropped": ("return outcome + own", "return outcome", T + "test_pay.py"),
         "the KL beside own pay is lost": ('if recipe.returns in ("outcome", "outcome_plus_local", "counterfactual"):', 'if recipe.returns == "outcome":', T + "test_pay.py"),
         "tied rows are not reported": ("advantages, metrics, tied = _group_advantages(", "advantages, metrics, _ = _group_advantages("),
         "the KL is rewarded": ("total = total + kl_coef * parts(divergence)[0]", "total = total - kl_coef * parts(divergence)[0]"),
         "entropy is punished": ("total = total - recipe.entropy_coef *", "total = total + recipe.entropy_coef *"),
-        "aborted rows are paid": ("rewards = jnp.where(where, _rewards(recipe, samples), 0)\n    metrics", "rewards = _rewards(recipe, samples)\n    where = jnp.ones_like(where)\n    metrics"),
+        "aborted rows are paid": ("rewards = jnp.where(_played(samples, where), _rewards(recipe, samples), 0)\n    metrics", "rewards = _rewards(recipe, samples)\n    where = jnp.ones_like(where)\n    metrics"),
         "gamma is dropped": ("gamma=recipe.gamma, where=where, agent", "gamma=1.0, where=where, agent"),
     },
     (A + "published.py", T + "test_recipes.py"): {

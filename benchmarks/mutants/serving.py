@@ -55,7 +55,7 @@ FAULTS = {
         "usage is told unasked": ("        if self._request.usage:\n", "        if True:\n"),
         "an answer has no total of tokens": ("\"total_tokens\": prompt + drawn", "\"total_tokens\": drawn"),
         "greedy is temperature one": ("fields.get(\"temperature\") == 0, kind", "fields.get(\"temperature\") == 1, kind"),
-        "a reward may be huge": ("abs(value) < 1e30", "abs(value) < 1e300"),
+        "a reward may be huge": ("abs(value) < LARGEST_REWARD", "abs(value) < 1e300"),
         "an endless top_p is taken": ("options.keys() & {\"temperature\", \"top_p\"}", "options.keys() & {\"temperature\"}"),
         "rewards alone pay nobody": ("if not (\"reward\" in fields or by_model)", "if not (\"reward\" in fields)"),
         "messages to completions are ignored": ("(\"messages\", *OF_CHATS) if kind", "OF_CHATS if kind"),

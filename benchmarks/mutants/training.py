@@ -52,6 +52,20 @@ FAULTS = {
         "advantages of replayed samples are written to fresh plays": ("else advantages[: len(samples)])", "else advantages)"),
         "a sampler needs no correction": ("(recipe.rollout_correction == \"none\", \"samples", "(False, \"samples"),
     },
+    (R + "batch.py", T + "test_untrained_roles.py"): {
+        "the pay of untrained roles is lost in hosted play": ("rest = [number for number, sample in enumerate(table.samples) if sample.played and not sample.where]", "rest = []"),
+        "the pay of untrained roles is lost in compiled play": ("        played=spread(rows.where),\n", ""),
+        "a record may hold any token": ("if not len(trained) or tokens.ids.max() < sizes.min():", "if True:"),
+    },
+    ("marl_llm/algorithms/paid.py", T + "test_untrained_roles.py"): {
+        "returns are made of what trains alone": ("played = _played(samples, where)", "played = where"),
+    },
+    ("marl_llm/algorithms/apply.py", T + "test_untrained_roles.py"): {
+        "advantages are made of what trains alone": ("    played = _played(samples, where)\n    if recipe.returns", "    played = where\n    if recipe.returns"),
+    },
+    (R + "team.py", T + "test_untrained_roles.py"): {
+        "recorded roles train though they should not": ("where=table.where & trains, played", "played"),
+    },
     (R + "packing.py", T + "test_replay.py"): {
         "samples have the log-probs of their neighbours": (
             "TokenSample(prompt, responses[place], log_probs[place], name", "TokenSample(prompt, responses[place], log_probs[: self.size[i]], name"

@@ -23,6 +23,7 @@ from marl_llm.algorithms.groups import group_ids, group_keys, group_stats, mixed
 from marl_llm.algorithms.policy_terms import correct, policy_term, tokens_kept
 from marl_llm.algorithms.recipe_rules import CENTER, TO_GO
 from marl_llm.algorithms.recipes import Recipe
+from marl_llm.untrusted import LARGEST_REWARD
 
 
 @typing.no_type_check  # as a pytree it may hold tracers, shapes or None; advantages_for checks what it reads
@@ -38,7 +39,8 @@ class Samples:
     trajectory: Array  # [S] int, which play of which problem; any integers
     team: Array  # [S] float, team reward
     local: Array  # [S] float, the agent's own reward; in MAPPA the coach's score
-    where: Array | None = None  # [S] bool, False rows are padding or aborted; None: all count
+    where: Array | None = None  # [S] bool, False rows are padding, aborted or not trained on; None: all count
+    played: Array | None = None  # [S] bool, rows of whole plays, trained on or not: returns are made of their rewards; None: `where`
     team_where: Array | None = None  # [S] bool, rows that a team reward was paid to: where `outcome` is read; None: all
     credit: Array | None = None  # [S] float, what a replay without the response took off the team's reward; for counterfactual
     order: Array | None = None  # [S] int, place of the action in its trajectory, for to_go and outcome; None: `turn`
@@ -95,6 +97,11 @@ def _returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array) -> 
     return rewards
 
 
+def _played(samples: Samples, where: Array) -> Array:
+    """Rows whose rewards count in the returns of others `[S]` bool: whether a role trains changes no return of its team mates."""
+    return where if samples.played is None else where | as_mask(samples.played, where.shape)
+
+
 def _charged_returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array, kl_coef) -> Array:
     """Return of each sample `[S]` less what it is charged: its KL with `kl_where="reward"`, and its length with `overlong_buffer`.
 
@@ -104,9 +111,10 @@ def _charged_returns(recipe: Recipe, samples: Samples, rewards: Array, where: Ar
     penalty = _overlong(recipe, samples, where)
     if recipe.kl_coef and recipe.kl_where == "reward":
         penalty = penalty + kl_coef * jnp.where(where, _need(samples, recipe, "kl", "kl_where='reward' charges it"), 0)
+    played = _played(samples, where)
     if recipe.returns in ("outcome", "outcome_plus_local", "counterfactual"):
-        return _returns(recipe, samples, rewards, where) - penalty
-    return _returns(recipe, samples, rewards - penalty, where)
+        return jnp.where(where, _returns(recipe, samples, rewards, played) - penalty, 0)
+    return jnp.where(where, _returns(recipe, samples, rewards - penalty, played), 0)
 
 
 def _overlong(recipe: Recipe, samples: Samples, where: Array) -> Array | float:
@@ -176,7 +184,7 @@ def _group_advantages(recipe: Recipe, samples: Samples, earned: Array, where: Ar
 
 
 def check_rewards(samples: Samples) -> None:
-    """Raise unless every reward that counts is finite: one NaN or infinity would make the advantages of its whole group NaN.
+    """Raise unless every reward that counts is finite and below `LARGEST_REWARD`: else the advantages of its whole group are NaN or 0.
 
     Raises:
       ValueError: a reward is not finite; the message names the first such sample.
@@ -184,14 +192,17 @@ def check_rewards(samples: Samples) -> None:
     """
     if is_traced(samples.team, samples.local, samples.where):
         raise TypeError("check_rewards raises, so it needs concrete arrays: call it before jit.")
-    where = as_mask(samples.where, jnp.shape(samples.team))
+    where = _played(samples, as_mask(samples.where, jnp.shape(samples.team)))
     for column in ("team", "local"):
         rewards = as_float(getattr(samples, column))
-        bad = jnp.flatnonzero(where & ~jnp.isfinite(rewards))
+        bad = jnp.flatnonzero(where & ~(jnp.abs(rewards) < LARGEST_REWARD))
         if bad.size:
             row = int(bad[0])
             who = ", ".join(f"{name} {int(getattr(samples, name)[row])}" for name in ("instance", "agent", "turn", "trajectory"))
-            raise ValueError(f"The {column} reward of sample {row} ({who}) is {float(rewards[row])}; {bad.size} are not finite.")
+            raise ValueError(
+                f"The {column} reward of sample {row} ({who}) is {float(rewards[row])}; {bad.size} are not finite, or "
+                f"too large for float32 to square ({LARGEST_REWARD:g})."
+            )
 
 
 @jax.named_scope("advantages")
@@ -202,7 +213,7 @@ def advantages_for(
 
     Args:
       recipe: from `make_recipe`; static under jit.
-      samples: the table. Rows with `where` False take no part and get 0.
+      samples: the table. Rows with `where` False get 0 and are compared with nothing; see `Samples.played`.
       axis_name: mesh axis over which the "global" and "critic" statistics are added inside `shard_map`. Groups are never added
         over devices: keep the rows of a group on one device, or use jit with sharded arrays, where nothing needs to be said.
       kl_coef: β of this step where `next_kl_coef` steers it; by default `recipe.kl_coef`.
@@ -220,7 +231,7 @@ def advantages_for(
     chex.assert_equal_shape(columns)
     where = as_mask(samples.where, jnp.shape(samples.team))
     kl_coef = recipe.kl_coef if kl_coef is None else kl_coef
-    rewards = jnp.where(where, _rewards(recipe, samples), 0)
+    rewards = jnp.where(_played(samples, where), _rewards(recipe, samples), 0)
     metrics, tied = {}, jnp.zeros(where.shape, bool)
     if recipe.advantage_estimator == "critic":
         earned, _, token_where = _critic_returns(recipe, samples, rewards, where, kl_coef)

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from marl_llm.algorithms._arrays import as_mask
-from marl_llm.algorithms.apply import Samples, _returns, _rewards
+from marl_llm.algorithms.apply import Samples, _played, _returns, _rewards
 from marl_llm.algorithms.recipes import Recipe
 
 
@@ -14,5 +14,6 @@ def returns_for(recipe: Recipe, samples: Samples) -> Float[Array, "S"]:
     With a critic it is the reward of the response, which GAE spreads over its tokens.
     """
     where = as_mask(samples.where, jnp.shape(samples.team))
-    rewards = jnp.where(where, _rewards(recipe, samples), 0)
-    return jnp.where(where, _returns(recipe, samples, rewards, where), 0)
+    played = _played(samples, where)
+    rewards = jnp.where(played, _rewards(recipe, samples), 0)
+    return jnp.where(where, _returns(recipe, samples, rewards, played), 0)

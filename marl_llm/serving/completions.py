@@ -15,7 +15,7 @@ from marl_llm.serving.policy import Answer, PolicyReply, TokenIds
 from marl_llm.serving.scored_prompts import PromptScoring, read_scoring
 from marl_llm.serving.tool_messages import read_messages, read_tool_use
 from marl_llm.tools.chat import ChatReply, Options
-from marl_llm.untrusted import Bounds, read_json
+from marl_llm.untrusted import LARGEST_REWARD, Bounds, read_json
 
 MAX_BODY = 4 << 20  # bytes
 BOUNDS = Bounds(size=MAX_BODY, values=100_000)
@@ -185,7 +185,7 @@ def read_reward(body: bytes, models: Mapping[str, Answer]) -> dict[str, Any]:
 
 
 def _is_reward(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_REWARD
 
 
 def listed_log_probs(drawn: list[dict[str, Any]], kind: str, top: int) -> dict[str, Any]:

@@ -47,7 +47,8 @@ class Batch:
         `advantages` `[S]` are written beside their samples.
       rollout: of hosted play, the whole plays as graphs, for `marl_llm.workflows.storage`; None: compiled play has none.
       left_out: numbers of tasks that were played and are not trained on, see `training.refills`; None: nothing is refilled.
-      privileged: what a teacher reads in place of each sample's prompt, see `training.span_teachers`; None: nobody reads another.
+      privileged: what a teacher reads in place of the prompt of each sample that trains, which come first, see `training.span_teachers`;
+        None: nobody reads another.
       corrected: what a coach would have had said, behind the prompts at which it was not, and the role of each; None: nobody corrects.
     """
 
@@ -184,6 +185,7 @@ def from_pool(pool: Pool, minibatch: int) -> tuple[Tokens, Samples]:
         team=rows.team.reshape(-1),
         local=rows.local.reshape(-1),
         where=spread(rows.where) & (tokens.size > 0),
+        played=spread(rows.where),
         credit=None if rows.credit is None else spread(rows.credit),
         order=spread(rows.turn * (rows.agent.max() + 1) + rows.agent),
         tokens=tokens.size,
@@ -193,20 +195,28 @@ def from_pool(pool: Pool, minibatch: int) -> tuple[Tokens, Samples]:
     return tokens, table
 
 
+NO_TEXT = ((0,), (0,), (0.0,))  # prompt, response and log-probs of a sample that is not trained on
+
+
 def _dense(*columns: np.ndarray) -> np.ndarray:
     """Numbers 0, 1, ... of the distinct rows, in their order."""
     return np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int32)
 
 
 def from_table(table: SampleTable, budgets: Int[np.ndarray, "N"] | None = None) -> tuple[Tokens, Samples]:
-    """Tokens and columns of the rows of a hosted rollout that are trained on; `budgets`: the most tokens that each agent may say."""
-    keep = [number for number, sample in enumerate(table.samples) if sample.where]
-    chosen = [table[number] for number in keep]
-    samples = [TokenSample(s.prompt_ids, s.response_ids, table.log_probs(n), s.name, s.call.kept_ids) for n, s in zip(keep, chosen)]
+    """Tokens and columns of the rows of a hosted rollout that are trained on, and behind them of the other rows of whole plays, whose
+    rewards count in returns; of these the tokens are left out. `budgets`: the most tokens that each agent may say."""
+    trained = [number for number, sample in enumerate(table.samples) if sample.where]
+    rest = [number for number, sample in enumerate(table.samples) if sample.played and not sample.where]
+    chosen = [table[number] for number in (*trained, *rest)]
+    samples = [
+        TokenSample(s.prompt_ids, s.response_ids, table.log_probs(n), s.name, s.call.kept_ids) if s.where else TokenSample(*NO_TEXT, s.name)
+        for n, s in zip((*trained, *rest), chosen)
+    ]
     tokens = Tokens.of(samples)
     all_columns = table.to_samples()
     columns = {f.name: getattr(all_columns, f.name) for f in dataclasses.fields(Samples)}
-    columns = {name: np.asarray(x)[keep] for name, x in columns.items() if x is not None}
+    columns = {name: np.asarray(x)[trained + rest] for name, x in columns.items() if x is not None}
     truncated = np.asarray([s.call.truncated for s in chosen], bool)
     columns |= {"instance": np.asarray([s.instance for s in chosen], np.int32), "truncated": truncated}
     return tokens, Samples(**columns | ({} if budgets is None else {"budget": budgets[columns["agent"]]}))
@@ -221,6 +231,20 @@ def columns_of(tokens: Tokens, table: Samples) -> Samples:
             raise ValueError(f"{len(tokens)} token samples, but the table's column {name!r} has shape {x.shape}")
     columns.setdefault("where", np.ones(len(tokens), bool))
     return Samples(**columns | {"tokens": tokens.size, "prompt_ids": tokens.prompt})
+
+
+def check_ids(tokens: Tokens, table: Samples, vocabularies: Sequence[int]) -> None:
+    """Raises `ValueError` for a token, of a record, that is none of its model's: XLA would read another one's logit without a word.
+
+    `vocabularies`: number of tokens of each agent's model. Ids on the devices were drawn there and are not looked at.
+    """
+    trained = np.flatnonzero(table.where) if isinstance(tokens.ids, np.ndarray) else ()
+    sizes = np.asarray(vocabularies)[table.agent[trained]] if len(trained) else np.ones(1)
+    if not len(trained) or tokens.ids.max() < sizes.min():
+        return
+    for size, sample in zip(sizes.tolist(), tokens.samples(trained)):
+        if (largest := max(sample.prompt.max(), sample.response.max())) >= size:
+            raise ValueError(f"sample {sample.name!r} has the token {largest}, and its model has {size}: was it drawn by another model?")
 
 
 def by_identity(tokens: Tokens, table: Samples) -> np.ndarray:
@@ -241,6 +265,6 @@ def demonstrations(table: SampleTable) -> tuple[Tokens, list[str]]:
 
 
 __all__ = [
-    "Batch", "Plays", "Pool", "Rows", "buffer_sizes", "by_identity", "columns_of", "fingerprint", "from_pool",
+    "Batch", "Plays", "Pool", "Rows", "buffer_sizes", "by_identity", "check_ids", "columns_of", "fingerprint", "from_pool",
     "demonstrations", "from_table", "pooled", "rows_from", "rows_of",
 ]  # fmt: skip

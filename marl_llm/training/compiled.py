@@ -213,7 +213,7 @@ class CompiledTeam(Team):
         """Tokens and columns of a rollout; `where` is False for roles that do not train at a step."""
         tokens, table = self._drawn(played)
         trains = np.asarray([self.assignment.roles[role] in self.assignment.training(step) for role in self.roles])
-        table.where[:] &= trains[table.agent]
+        table.where[:] &= trains[table.agent]  # `played` stays: rewards of the others count in returns
         return tokens, dataclasses.replace(table, budget=self.budgets[table.agent])
 
     def _refilled(self, step: int, first: int, count: int) -> tuple[Played, dict[str, float], tuple[int, ...]]:

@@ -74,7 +74,8 @@ def ask_teachers(
     recipe: Recipe, teachers: Mapping[int, OutsideTeacher], tokens: Tokens, table: Samples, privileged: Sequence[Any] | None = None
 ) -> TaughtTokens | None:
     """Asks the teachers, by agent number, about a step's samples, each once for all its agents. None without teachers. Raises
-    `TeacherError`. `privileged`: what a sample's teacher reads in place of its prompt, by sample; None: the prompt; (): nothing."""
+    `TeacherError`. `privileged`: what a sample's teacher reads in place of its prompt, by sample, of those that
+    train, which come first; None: the prompt; (): nothing."""
     if not teachers:
         return None
     top_k, count = top_k_of(recipe), len(tokens.log_probs)
@@ -84,7 +85,9 @@ def ask_teachers(
     ids = np.asarray(tokens.ids)
     responses = ids[len(ids) - count :]
     counts = np.ones(len(tokens), bool) if table.where is None else np.asarray(table.where)
-    readable = np.asarray([privileged is None or privileged[number] != () for number in range(len(tokens))], bool)
+    readable = np.full(len(tokens), privileged is None)
+    if privileged is not None:
+        readable[: len(privileged)] = [prompt != () for prompt in privileged]
     for teacher in {id(teacher): teacher for teacher in teachers.values()}.values():
         agents = [agent for agent, its_teacher in teachers.items() if its_teacher is teacher]
         learning = np.flatnonzero(counts & np.isin(table.agent, agents) & (tokens.size > 0))

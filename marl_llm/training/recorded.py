@@ -11,7 +11,7 @@ import numpy as np
 from marl_llm.algorithms import Samples
 from marl_llm.training.batch import Batch
 from marl_llm.training.packing import Tokens, TokenSample
-from marl_llm.untrusted import parse_json
+from marl_llm.untrusted import LARGEST_REWARD, parse_json
 
 ROUNDING = 0.01  # how far above 0 a log-prob may come out
 
@@ -102,7 +102,7 @@ def _check_reward(line: dict, roles: Sequence[str], where: str) -> None:
 
 def _is_number(value: Any) -> bool:
     """Whether a float32 holds it."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_REWARD
 
 
 def batch_of(plays: dict[str, dict[int, dict]], paid: dict[str, dict], roles: tuple[str, ...], step: int) -> Batch:

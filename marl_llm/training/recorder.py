@@ -39,12 +39,12 @@ def episode_outcome(workflow: Workflow, episode: Episode, headline: str) -> Outc
 def recorder(
     rollout: Rollout, tokenizers: Mapping[str, Tokenizer], headline: str, trained: SampleTable | None = None
 ) -> Callable[..., list[tuple[dict, dict]]]:
-    """`Batch.episodes` of a rollout; the rows of `trained` that count are the batch's samples, in its order. `tokenizers` by model."""
+    """`Batch.episodes` of a rollout; the rows of `trained` that count are the batch's first samples, in order. `tokenizers` by model."""
 
     def episodes(count: int, when: str, advantages: np.ndarray | None = None) -> list[tuple[dict, dict]]:
         few = dataclasses.replace(rollout, episodes=rollout.episodes[:count])
         keys = [] if trained is None or advantages is None else [(s.instance, s.call.id) for s in trained.samples if s.where]
-        worth = dict(zip(keys, map(float, advantages), strict=True)) if keys else {}
+        worth = dict(zip(keys, map(float, advantages[: len(keys)]), strict=True)) if keys else {}
         plays = list(report_episodes(few, sample_table(few, training=()), when, headline=headline, advantages=worth))
         for play, drawn in plays:
             drawn |= _spelled(play, drawn, tokenizers)

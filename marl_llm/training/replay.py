@@ -85,7 +85,8 @@ class KeptTask:
     @classmethod
     def of(cls, batch: Batch, number: int) -> KeptTask:
         """A task of a batch."""
-        rows = np.flatnonzero(batch.table.where & (batch.table.instance == number))
+        counts = batch.table.where if batch.table.played is None else batch.table.where | batch.table.played
+        rows = np.flatnonzero(counts & (batch.table.instance == number))
         columns = {name: x[rows] for name, x in _columns(batch).items()}
         columns |= {name: np.unique(columns[name], return_inverse=True)[1].astype(np.int32) for name in RENUMBERED}
         tokens = vars(Tokens.of(batch.tokens.samples(rows)))

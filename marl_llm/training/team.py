@@ -30,7 +30,7 @@ from jax.sharding import Mesh
 from marl_llm.algorithms import Samples, check_rewards, next_kl_coef, running_means
 from marl_llm.evaluation import Evaluation
 from marl_llm.training import processes
-from marl_llm.training.batch import Batch
+from marl_llm.training.batch import Batch, check_ids
 from marl_llm.training.checkpoints import CheckpointError, Checkpoints
 from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.minibatches import seed_of_step
@@ -235,11 +235,11 @@ class Team(abc.ABC):
         `TeacherError`, before anything has changed, if a teacher behind an endpoint does not answer.
         """
         names, recipe = self.assignment.training(batch.step), self.options.recipe
-        if not np.any(batch.table.where):
+        table = self.learned_table(batch)
+        if not np.any(table.where):
             return {}
         # before anything is learned
-        taught = {name: self.learners[name].ask_teachers(batch.tokens, batch.table, batch.privileged) for name in names}
-        table = self.learned_table(batch)
+        taught = {name: self.learners[name].ask_teachers(batch.tokens, table, batch.privileged) for name in names}
         plays = {name: np.asarray([self.assignment.roles[role] == name for role in self.roles]) for name in names}
         advantages = None
         if not self.options.has_critic:
@@ -264,9 +264,17 @@ class Team(abc.ABC):
         return figures
 
     def learned_table(self, batch: Batch) -> Samples:
-        """The columns of a batch that an update reads. Raises for rewards that are not finite."""
-        check_rewards(batch.table)
-        table = self._permuted(batch.table, batch.step) if self.permute_rewards else batch.table
+        """The columns of a batch that an update reads; samples of roles that do not train at its step count in returns alone.
+
+        Raises `ValueError` for rewards that are not finite, and for tokens that a model does not have.
+        """
+        table = batch.table
+        trains = np.asarray([self.assignment.roles[role] in self.assignment.training(batch.step) for role in self.roles])[table.agent]
+        table = dataclasses.replace(table, where=table.where & trains, played=table.where if table.played is None else table.played)
+        check_rewards(table)
+        sizes = {name: learner.config.vocab_size for name, learner in self.learners.items()}
+        check_ids(batch.tokens, table, [sizes.get(self.assignment.roles[role], 0) for role in self.roles])
+        table = self._permuted(table, batch.step) if self.permute_rewards else table
         self._warn_of_unread(table)
         self._warn_of_opponents(table)
         return table

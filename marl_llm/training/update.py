@@ -138,6 +138,7 @@ def compute_advantages(recipe: Recipe, tokens: Tokens, table: Samples, kl_coef: 
     `recipe` has no critic. `kl_coef`: β of this step where it is steered; by default the recipe's.
     """
     order = by_identity(tokens, table)
+    table = dataclasses.replace(table, where=np.ones(len(order), bool)) if table.where is None else table
     beta = np.float32(recipe.kl_coef if kl_coef is None else kl_coef)
     advantages, metrics, tied = jax.device_get(_advantages(recipe)(rows_of(table, order, bucket(len(order), 64, growth=4)), beta))
     out = np.zeros(len(order), np.float32), np.zeros(len(order), bool)

@@ -9,7 +9,8 @@ on several paths (before a fork) is one row, paid the mean of what it earned on 
 picked to fork again, it is paid what it earned on the first alone: the later ones begin at candidates that were chosen for their pay.
 
 **What counts.** `where` is False for calls of aborted plays, of players that do not train at this step, and without tokens. Such rows
-stay in the table and are counted; they take no part in any statistic of the update.
+stay in the table and are counted; they take no part in any statistic of the update. But what rows of whole plays were paid counts in the
+returns of the others (`Sample.played`): whether a role trains, or is of this program at all, changes no return of its team mates.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ class Sample:
     def __repr__(self) -> str:
         paid = ", ".join(f"{name} {value:+.3g}" for name, value in self.components.items()) or "nothing"
         return f"Sample({self.name}, {self.call.text[:40]!r}: {paid}{f'; {self.excluded}' * bool(self.excluded)})"
+
+    @property
+    def played(self) -> bool:
+        """Whether it belongs to a play that came to its end and was paid in full."""
+        return self.excluded not in ("aborted", "no score")
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -114,7 +120,8 @@ class SampleTable:
             team=column([s.team for s in rows], np.float32),
             local=column([s.local for s in rows], np.float32),
             where=column([s.where for s in rows], bool),
-            team_where=column([s.team_paid for s in rows], bool) if any(s.team_paid and s.where for s in rows) else None,
+            played=column([s.played for s in rows], bool),
+            team_where=column([s.team_paid for s in rows], bool) if any(s.team_paid and s.played for s in rows) else None,
             order=column([s.order for s in rows], np.int32),
             tokens=column([s.response_ids.size for s in rows], np.int32),
             prompt_ids=column([s.prompt for s in rows], np.int32),

@@ -418,7 +418,7 @@ def test_each_of_several_prompts_gets_its_replies_in_their_order(tmp_path):
 @pytest.mark.parametrize(
     ("paid", "taken"),
     [
-        ({"reward": 0}, True), ({"rewards": {"m": 0.5}}, True), ({"reward": 9e29}, True), ({"reward": -9e29}, True),
+        ({"reward": 0}, True), ({"rewards": {"m": 0.5}}, True), ({"reward": 9e14}, True), ({"reward": -9e14}, True),
         ({"reward": 1e30}, False), ({"rewards": {"m": -1e30}}, False), ({"rewards": {"m": True}}, False), ({"task": "t"}, False),
         ({"reward": 1, "task": ""}, True), ({"reward": None}, False), ({"reward": 1, "rewards": {"m": 1, "n": 1}}, False),
     ],

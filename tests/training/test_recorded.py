@@ -83,6 +83,7 @@ PAID = {"episode": "a", "reward": 1.0}
         ([reply(ids=[-1]), PAID], "line 1: a reply needs"),
         ([reply(), PAID | {"reward": "1"}], "line 2: a reward is a number"),
         ([reply(), PAID | {"reward": 1e300}], "line 2: a reward is a number"),
+        ([reply(), PAID | {"reward": 1e29}], "line 2: a reward is a number"),
         ([reply(), PAID | {"rewards": {"frist": 1}}], "line 2: 'frist' is paid, which is no role"),
         ([reply(), PAID | {"task": ["t"]}], "line 2: task is a text"),
         ([reply(), {"episode": "b", "reward": 1.0}], "no play has a reward; post it"),
