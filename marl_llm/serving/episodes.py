@@ -155,7 +155,7 @@ class EpisodeServer(ChatServer):
         if episode is None:
             raise ValueError("this server answers its own episodes alone: ask at the base URL that the program was given")
         if request.log_probs > 1 and self._temperature:
-            raise ValueError(f"top_logprobs is not served here: replies are drawn at the temperature {self._temperature:g}, not greedily")
+            raise ValueError(f"top log-probs are not served here: replies are drawn at the temperature {self._temperature:g}, not greedily")
         if not request.scoring.draws:
             yield request
             return

@@ -127,7 +127,7 @@ class PolicyAnswers:
       engine: a `sampling.Engine` that serves `model`.
       renderer: how the model reads and writes: `text.Chat`, or `workflows.PlainText`.
       max_prompt, max_tokens: what the engine's lane holds; `max_tokens` is also that of a request that names none, or more.
-      timeout_s: of one reply in the engine; what there is by then comes back with the finish reason "length".
+      timeout_s: of one reply in the engine; what there is by then comes back with the finish reason "length", and in an episode not at all.
       version: of the parameters, told beside what was drawn; None: how often the engine was given new ones.
       over_budget: what becomes of a request for more tokens than `max_tokens`: "cap" cuts it to them, "refuse" refuses it. Raises
         `ValueError` for another word.
@@ -290,7 +290,8 @@ class PolicyAnswers:
         sampled = {"prompt": list(request.prompt), "ids": drawn, "version": version}
         sampled |= {"temperature": drawing.temperature, "top_p": drawing.top_p}
         sampled |= {name: getattr(done, name).tolist() for name in ("log_probs", "sampled_log_probs")}
-        stopped_by = min((stop for stop in request.stop_strings if stop in text), key=text.find, default="")
+        said = self._without_stop(drawn) if request.stop_strings else ""
+        stopped_by = min((stop for stop in request.stop_strings if stop in said), key=said.find, default="")
         text, shown = text_before(text, request.stop_strings), text_before(shown, request.stop_strings)
         named = tuple(call_of(_id_of(request.seed, place), call.name, call.arguments) for place, call in enumerate(calls))
         reply = PolicyReply(
@@ -309,12 +310,15 @@ class PolicyAnswers:
         cut off. A stop text and what is behind it are no part of the reply.
         """
         reader, thinks = self.renderer.call_reader, self.renderer.thinks
-        said = self.renderer.tokenizer.decode([*conversation.turns[-1].opening, *(drawn[:-1] if read.finished else drawn)])
+        opening = conversation.turns[-1].opening
+        said = self._without_stop([*opening, *drawn])
         whole = read_reply(said, read.finished, thinks, None).content
         if not model_request.reads_calls:
             return whole, (), 0
         if ended and not read.finished:
-            read = read_reply(text_before(said, model_request.options.stop or ()), ended, thinks, reader)
+            begin = len(self.renderer.tokenizer.decode(opening))  # the prompt's own words are none of the reply's
+            until_stop = said[:begin] + text_before(said[begin:], model_request.options.stop or ())
+            read = read_reply(until_stop, ended, thinks, reader)
         cut_off = reader.anywhere and any(mark in read.content for mark in reader.marks)
         malformed = len(read.broken_calls) or int(cut_off)
         if malformed or not ended or not read.tool_calls:

@@ -53,22 +53,24 @@ class KeptAnswers:
         """The key of a request; equal requests of an episode share it."""
         return hashlib.sha256(b"%s %s %s" % (episode.encode(), kind.encode(), body)).hexdigest()
 
-    def find(self, key: str, connection: Connection) -> list[Any] | None:
-        """The recorded replies, for a request that is sent again. A new request forgets them, as it wants others.
+    def find(self, key: str, connection: Connection) -> tuple[list[Any] | None, Connection]:
+        """(the recorded replies, for a request that is sent again; its connection). A new request forgets them, as it wants others.
 
-        A request that was turned away never had a reply: sent again it is a new one, and those recorded for its equals stay.
+        A request that was turned away never had a reply: sent again it is drawn as a new one, and those recorded for its equals stay.
         """
         with self._lock:
             if connection.is_retry and self._turned_away[key]:
-                self._turned_away[key] -= 1
-                return None
+                self._turned_away -= collections.Counter([key])
+                return None, dataclasses.replace(connection, is_retry=False)
             if connection.is_retry:
-                return self._answers.get(key)
+                return self._answers.get(key), connection
             self._answers.pop(key, None)
-            return None
+            return None, connection
 
-    def turn_away(self, key: str) -> None:
-        """Counts a request that the server was too busy for."""
+    def turn_away(self, key: str, connection: Connection) -> None:
+        """Counts a request that the server was too busy for; one that is sent again was counted, or had a reply."""
+        if connection.is_retry:
+            return
         with self._lock:
             self._turned_away[key] += 1
             if len(self._turned_away) > MOST_ANSWERS:

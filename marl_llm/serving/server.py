@@ -201,7 +201,7 @@ class ChatServer:
         if not self._room.acquire(blocking=False):
             self._count("busy")
             if episode is not None:
-                self._kept.turn_away(self._kept.key(episode, kind, body))
+                self._kept.turn_away(self._kept.key(episode, kind, body), connection)
             return 429, refusal("the server's queue is full")
         try:
             with self._slots:
@@ -233,7 +233,7 @@ class ChatServer:
         request = read_request(body, self.models, dialect.kind, dialect.translate)
         events = dialect.events(request, send) if request.stream and send is not None else None
         key = None if episode is None else self._kept.key(episode, kind, body)
-        kept = None if key is None else self._kept.find(key, connection)
+        kept, connection = (None, connection) if key is None else self._kept.find(key, connection)
         choices = self._draw(request, dialect.kind, episode, events, connection) if kept is None else kept
         if key is not None:
             self._kept.keep(key, choices)

@@ -24,18 +24,21 @@ class SlowEngine(ScriptedEngine):
     """Draws when it is told to.
 
     Attributes:
-      go: set it.
+      go: set it, for all requests.
+      alone: numbers of requests that may go before.
     """
 
     def __init__(self, texts):
         super().__init__(chat_of("qwen2.5"), [ended(text) for text in texts])
-        self.go = threading.Event()
+        self.go, self.alone = threading.Event(), []
 
     def submit(self, request, on_tokens=None):
-        handle = super().submit(request, on_tokens)
+        number, handle = len(self.asked), super().submit(request, on_tokens)
 
         def result():
-            assert self.go.wait(30)
+            ends = time.monotonic() + 30
+            while number not in self.alone and not self.go.wait(0.01):
+                assert time.monotonic() < ends
             return handle.result()
 
         return types.SimpleNamespace(result=result, cancel=handle.cancel)
@@ -188,6 +191,33 @@ def test_a_request_that_was_turned_away_is_drawn_when_it_is_sent_again(engine):
         texts.append(text_of(post(server, BODY, path, **AGAIN)))  # that answer was lost: it is given again
         assert texts == ["one", "two", "two"]
         assert [line["text"] for line in server.episodes.take(name, "unpaid").replies] == ["one", "two"]
+
+
+def test_a_request_that_was_turned_away_has_a_draw_of_its_own_and_one_that_had_a_reply_keeps_it(engine):
+    answers = policy_answers(engine, "m", chat_of("qwen2.5"), max_prompt=2000, max_tokens=400)
+    with EpisodeServer({"m": answers}, concurrency=2, queue=0) as server:
+        name, texts = server.episodes.open((0, 7)), []
+        path = f"/episodes/{name}/v1/chat/completions"
+
+        def begin(body, asked, **headers):
+            thread = threading.Thread(target=lambda: texts.append(text_of(post(server, body, path, **headers))))
+            thread.start()
+            while len(engine.asked) < asked:
+                time.sleep(0.01)
+            return thread
+
+        other = BODY | {"messages": [USER | {"content": "Else?"}]}
+        threads = [begin(BODY, 1), begin(other, 2)]
+        assert [post(server, BODY, path, **headers)[0] for headers in ({}, AGAIN, AGAIN)] == [429] * 3  # the same request
+        engine.alone.append(1)
+        threads.pop().join()
+        threads.append(begin(BODY, 3, **AGAIN))  # while the first is under way
+        assert engine.asked[0].seed != engine.asked[2].seed
+        for number, thread in zip((0, 2), threads, strict=True):
+            engine.alone.append(number)
+            thread.join()
+        assert text_of(post(server, BODY, path, **AGAIN)) == "three"  # whose answer was lost
+        assert len(server.episodes.take(name, "unpaid").replies) == len(engine.asked) == 3
 
 
 @pytest.mark.parametrize("finish", ["timeout", "cancelled"])

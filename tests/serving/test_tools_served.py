@@ -221,6 +221,8 @@ class StoppingEngine(ScriptedEngine):
     [
         ("<think>\nI look.\n</think>\n\nAction: look\nObservation: wall", "on", "Observation:", "Action: look\n", 0),
         (f"Look. {CALL}\n\nEND more", "off", "END", "Look.", 1),
+        (f"Look. {CALL}\n\nmore", "off", "\n\n", "Look.", 1),  # which the prompt's own opening, an empty thought, has too
+        ("<think>\nI look. Observation: wall", "on", "Observation:", "", 0),
         (f"Look. {CALL}", "off", '"x"', 'Look. <tool_call>\n{"name": "look", "arguments": {', 0),
         (f"END. {CALL}", "off", "END", "", 0),
     ],
