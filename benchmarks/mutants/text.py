@@ -33,7 +33,17 @@ FAULTS = {
         "the second call of a line is lost": ("place < len(body) and body[place] == \";\"", "place < len(body) and body[place] == \",\""),
         "a null parameter is a text": (" and value.strip() != \"null\"", ""),
         "the longest call is too long": ("if len(body) > LONGEST:", "if len(body) >= LONGEST:"),
+        "a call has any arguments": ("return ToolCall(*read.value) if read.ok and len(read.value[0]) <= LONGEST_NAME else None", "return call"),
+        "a call's name has any length": ("if read.ok and len(read.value[0]) <= LONGEST_NAME else None", "if read.ok else None"),
+        "an invented name of just the most characters is broken": ("len(read.value[0]) <= LONGEST_NAME", "len(read.value[0]) < LONGEST_NAME"),
+        "arguments that are no JSON end the reading": ("except (TypeError, ValueError, RecursionError):  # a set", "except (ValueError, RecursionError):  # a set"),
+        "a call is not told as JSON holds it": ("return ToolCall(*read.value) if read.ok", "return call if read.ok"),
         "arguments without names are read": ("or tree.args:", "or False:"),
+    },
+    (X + "replies.py", T + "test_tool_calls.py"): {
+        "the text of a call that cannot be sent is lost": ("return Read(text, (), (text,))", "return Read(read.content, (), (text,))"),
+        "the text of a broken call is lost": ("return Read(text if read.broken else read.content,", "return Read(read.content,"),
+        "calls are passed on as they were read": ("calls, read.broken)", "read.calls, read.broken)"),
     },
     (X + "loading.py", T + "test_jinja.py"): {
         "blanks around a content alter it": ("if message.content.strip() not in text:", "if message.content not in text:"),
