@@ -63,7 +63,7 @@ FAULTS = {
     },
     ("marl_llm/serving/sessions.py", "tests/serving/test_sessions.py"): {
         "tools are no part of a conversation": ("json.dumps([model, list(tools)], sort_keys=True)", "json.dumps([model], sort_keys=True)"),
-        "the whole prompt counts as forked": ('relayed if match.forks else 0', 'len(prompt) if match.forks else 0'),
+        "the whole prompt counts as forked": ('relayed if forks else 0', 'len(prompt) if forks else 0'),
         "one reply fewer is kept": ("while self._replies > MOST_REPLIES:", "while self._replies >= MOST_REPLIES:"),
         "a developer's message is no system's": ('"system" if message["role"] == "developer" else message["role"]', 'message["role"]'),
     },

@@ -47,6 +47,11 @@ FAULTS = {
         "the whole reply is read for every chunk": ("self._held = [text[len(certain) :]]", "self._held = [text]"),
         "a beginning of a stop text is said": ("return text[: len(text) - longest_beginning(text, self._stops)]", "return text"),
         "newlines of the next chunk behind a thought are said": ("            self._strips_newlines = not text\n", "            self._strips_newlines = False\n"),
+        "a tag in a call's argument ends a thought": ("            if not self._opens_thought and CALL in before:", "            if False:", TOOLS),
+        "a call within a thought ends the stream": ("            if not self._opens_thought and CALL in before:", "            if CALL in before:", TOOLS),
+        "a thought behind a call is a thought": ("THINK in text_before(before, (CALL,))", "THINK in before", TOOLS),
+        "a thought that was opened before is forgotten": ("self._opens_thought = self._opens_thought or THINK", "self._opens_thought = THINK", TOOLS),
+        "a call's tag in two pieces is not seen": ("before[1 - max(len(CALL), len(END_THINK)) :]", "before[1 - len(END_THINK) :]", TOOLS),
         "the shortest beginning of a stop text is held back": ("return max((n for mark in marks", "return min((n for mark in marks"),
     },
     (S + "completions.py", SERVING): {
@@ -76,12 +81,18 @@ FAULTS = {
         "a name that a model invented is refused": ("len(function[\"name\"]) > LONGEST_NAME:", "not _NAME.fullmatch(function[\"name\"]):"),
         "a call may have no id": ("if not call[\"id\"] or len(", "if len("),
         "a called name has any length": (" or len(function[\"name\"]) > LONGEST_NAME:", ":"),
+        "a strict tool's schema is taken as it is": ("        check_schema(function.get(\"parameters\", {}), f\"{where}.function.parameters\")\n", "        pass\n"),
+        "every tool's schema is looked at": ("    if strict:\n", "    if True:\n"),
         "any tool may be named": ("if function[\"name\"] not in names:", "if False:"),
     },
     (S + "sessions.py", SESSIONS): {
         "an episode knows another's replies": ("            return self._tree(episode).match(", "            return self._tree(\"\").match("),
         "models share their replies": ("json.dumps([model, list(tools)], sort_keys=True)", "json.dumps(list(tools), sort_keys=True)"),
-        "a retry forks": ("known.next not in (\"\", keys[-1])", "known.next != \"\""),
+        "a retry forks": ("known.next not in (\"\", match.key)", "known.next != \"\""),
+        "a request that was refused is a continuation": (
+            "                return Match(known.conversation,", "                known.next = known.next or keys[-1]\n                return Match(known.conversation,"
+        ),
+        "every continuation is the first": ("            match.known.next = match.known.next or match.key\n", "            match.known.next = match.key\n"),
         "the shortest beginning is kept": ("range(len(messages) - 1, 0, -1)", "range(1, len(messages))"),
         "what is encoded again is not counted": ("len(prompt) - relayed if encoded_again else 0", "0"),
         "the last that asked are forgotten": ("for old in self._trees.values() if", "for old in reversed(self._trees.values()) if"),
@@ -154,6 +165,7 @@ FAULTS = {
         "a schema is not looked at": ("else fits(parsed.value, self.schema))", "else True)"),
     },
     (S + "anthropic_messages.py", DIALECTS): {
+        "a prefill is answered": ("    if translated[-1][\"role\"] == \"assistant\":\n", "    if False:\n"),
         "results of tools are left out": ("    return results + ([", "    return (["),
         "a call's arguments are told twice": ("self._start(_block(call, {}))", "self._start(_block(call, {\"x\": 1}) | {\"name\": \"\"})"),
         "one call alone is not asked for": ("({\"parallel_tool_calls\": False} if alone else {})", "{}"),

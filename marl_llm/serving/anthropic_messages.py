@@ -31,6 +31,8 @@ def translate(value: Mapping[str, Any]) -> dict[str, Any]:
     translated = [{"role": "system", "content": _text_of(fields["system"], "system")}] if "system" in fields else []
     for place, message in enumerate(messages):
         translated += _read_message(message, f"messages[{place}]")
+    if translated[-1]["role"] == "assistant":
+        raise ValueError(f"messages[{len(messages) - 1}]: a message of the assistant is not continued here; let the last one be the user's")
     body = {name: fields[name] for name in SAME if name in fields} | {"messages": translated}
     if "stop_sequences" in fields:
         body["stop"] = fields["stop_sequences"]

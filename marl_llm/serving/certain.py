@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from marl_llm.text import Chat, TextStream, stream_text
-from marl_llm.text.replies import END_THINK
+from marl_llm.text.replies import CALL, END_THINK, THINK
 
 
 class CertainText:
@@ -28,7 +28,7 @@ class CertainText:
         self._calls = renderer.call_reader if self._is_chat and hides_calls else None
         self._begun = False  # text was streamed: calls that stand at a reply's start alone can no longer come
         self._thinks = self._is_chat and renderer.thinks  # it may still turn out to be thinking
-        self._strips_newlines = self._ended = False
+        self._strips_newlines = self._ended = self._opens_thought = False
         self._tail, self._held, self._stream = "", [], TextStream()
         if self._is_chat:
             self.read(conversation.turns[-1].opening)
@@ -53,9 +53,13 @@ class CertainText:
 
     def _without_thinking(self, text: str) -> str:
         if self._thinks:
-            _, mark, after = (self._tail + text).partition(END_THINK)
+            before, mark, after = (self._tail + text).partition(END_THINK)
+            self._opens_thought = self._opens_thought or THINK in text_before(before, (CALL,))
+            if not self._opens_thought and CALL in before:  # whose texts may hold the tag: only the whole reply tells
+                self._ended = True
+                return ""
             if not mark:
-                self._tail = (self._tail + text)[1 - len(END_THINK) :]
+                self._tail = before[1 - max(len(CALL), len(END_THINK)) :]
                 return ""
             self._thinks, self._strips_newlines, text = False, True, after
         if self._strips_newlines:

@@ -20,7 +20,7 @@ COUNTS = ("lineages", "relayed", "forked", "reencoded")
 
 @dataclasses.dataclass
 class _Known:
-    """A conversation that ends with a reply, and its first continuation."""
+    """A conversation that ends with a reply, and its first continuation that was answered."""
 
     conversation: Any
     next: str = ""
@@ -33,14 +33,15 @@ class Match:
     Attributes:
       conversation: that ends with the last known reply; None: no reply is known.
       covered: how many messages it stands for.
-      forks: whether its last reply was continued otherwise before.
       foreign: whether an assistant's message stands among the others.
+      known, key: the reply's entry, and the key of all messages, for `SessionTree.count`.
     """
 
     conversation: Any = None
     covered: int = 0
-    forks: bool = False
     foreign: bool = False
+    known: _Known | None = None
+    key: str = ""
 
 
 class SessionTree:
@@ -65,20 +66,22 @@ class SessionTree:
         for covered in range(len(messages) - 1, 0, -1):
             known = self._known.get(keys[covered - 1]) if messages[covered - 1]["role"] == "assistant" else None
             if known is not None:
-                forks, known.next = known.next not in ("", keys[-1]), known.next or keys[-1]
-                return Match(known.conversation, covered, forks, _has_assistant(messages[covered:]))
+                return Match(known.conversation, covered, _has_assistant(messages[covered:]), known, keys[-1])
         return Match(foreign=_has_assistant(messages))
 
     def count(self, match: Match, prompt: Sequence[int]) -> dict[str, int]:
-        """Counts a request by its prompt, and gives its own counts."""
+        """Counts a request that was answered by its prompt, and gives its own counts."""
+        forks = match.known is not None and match.known.next not in ("", match.key)
+        if match.known is not None:
+            match.known.next = match.known.next or match.key
         past = () if match.conversation is None else match.conversation.ids
         relayed = len(past) if past and tuple(prompt[: len(past)]) == tuple(past) else 0
         refused = match.conversation is not None and not relayed  # the template took no message behind the known ones
         encoded_again = match.foreign or refused
         counts = {
-            "lineages": int(not relayed or match.forks),
+            "lineages": int(not relayed or forks),
             "relayed": relayed,
-            "forked": relayed if match.forks else 0,
+            "forked": relayed if forks else 0,
             "reencoded": len(prompt) - relayed if encoded_again else 0,
         }
         self.counts = {name: self.counts[name] + counts[name] for name in COUNTS}

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from marl_llm.serving.json_schema import check_schema
 from marl_llm.text import Message as Said
 from marl_llm.text import ToolCall
 from marl_llm.text.tool_calls import ARGUMENTS, LONGEST_NAME
@@ -82,6 +83,8 @@ def _read_tool(tool: Any, where: str) -> tuple[dict[str, Any], bool]:
     strict = function.pop("strict", False)
     if not isinstance(strict, bool):
         raise ValueError(f"{where}.function.strict must be true or false")
+    if strict:
+        check_schema(function.get("parameters", {}), f"{where}.function.parameters")
     return {"type": "function", "function": function}, strict
 
 

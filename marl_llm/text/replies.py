@@ -8,7 +8,7 @@ from marl_llm.text.messages import ToolCall
 from marl_llm.text.tool_calls import CallReader, Read, end_of_tagged, sendable, split_tagged
 
 THINK, END_THINK = "<think>", "</think>"
-_CALL = "<tool_call>"
+CALL = "<tool_call>"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +45,8 @@ def _read_calls(text: str, reader: CallReader) -> Read:
 
 def _split_thought(text: str) -> tuple[str | None, str]:
     """(thinking, the rest) of a reply: its thinking ends at the first `</think>` that is no text of a tool call."""
-    call = text.find(_CALL)
-    if THINK not in text[: max(call, 0)] and 0 <= call < text.find(END_THINK) < end_of_tagged(text, call + len(_CALL)):
+    call = text.find(CALL)
+    if THINK not in text[: max(call, 0)] and 0 <= call < text.find(END_THINK) < end_of_tagged(text, call + len(CALL)):
         return None, text
     before, mark, after = text.partition(END_THINK)
     if mark:

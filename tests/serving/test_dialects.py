@@ -134,6 +134,10 @@ def test_a_reply_that_is_cut_off_says_so_in_each_form_and_choices_are_translated
         ("messages", {"max_tokens": 3, "messages": [{"role": "system", "content": "x"}]}, "messages[0].role must be user or assistant"),
         ("messages", {"max_tokens": 3, "messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]: a block"),
         ("messages", {"max_tokens": 3, "messages": [{"role": "user", "content": "x"}], "top_k": 5}, "'top_k' is not served"),
+        (
+            "messages", {"max_tokens": 3, "messages": [{"role": role, "content": "x"} for role in ("user", "assistant")]},
+            "messages[1]: a message of the assistant is not continued",
+        ),
         ("messages", {"max_tokens": 3, "messages": [{"role": "user", "content": "x"}], "tool_choice": {"type": "x"}}, "tool_choice.type"),
         ("messages", {"max_tokens": 3, "messages": [{"role": "user", "content": "x"}], "thinking": {"type": "enabled"}}, "'thinking'"),
         ("responses", {}, "input must be"), ("responses", {"input": "x", "previous_response_id": "resp_1"}, "no response is stored here"),

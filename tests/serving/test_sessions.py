@@ -134,8 +134,19 @@ def test_a_retry_of_the_same_request_is_no_fork():
     tree, messages = SessionTree(), [USER, {"role": "assistant", "content": "x"}, AGAIN]
     conversation = chat_of("qwen2.5").start([Message("user", "Where?")])
     tree.keep({keys_of("m", (), messages[:2])[-1]: conversation})
-    assert [tree.match("m", (), messages).forks for _ in range(2)] == [False, False]
-    assert tree.match("m", (), [*messages[:2], AGAIN | {"content": "?"}]).forks
+    otherwise = [*messages[:2], AGAIN | {"content": "?"}]
+    counts = [tree.count(tree.match("m", (), asked), conversation.ids) for asked in (messages, messages, otherwise)]
+    assert [count["forked"] > 0 for count in counts] == [False, False, True]
+
+
+def test_a_request_that_was_refused_is_no_continuation(tmp_path):
+    with ChatServer({"m": scripted(ended("one"), ended("two"), max_prompt=200)}, record=tmp_path / "plays.jsonl") as server:
+        message = ask(server, PATH)["choices"][0]["message"]
+        longer = {"model": "m", "messages": [USER, message, AGAIN | {"content": "x" * 300}]}
+        assert post(server, longer, PATH)[0] == 400
+        ask(server, PATH, messages=[USER, message, AGAIN])
+        about = get(server, "/episodes/a")[1]
+    assert (about["lineages"], about["forked"], about["relayed"] > 0) == (1, 0, True)
 
 
 def test_a_developers_message_is_a_system_message_of_its_words():

@@ -145,6 +145,10 @@ def test_a_checkpoint_that_knows_no_tools_says_so_in_one_line(family, why):
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]}, "the parameters a JSON schema"),
         ({"tools": [{"type": "function", "function": {"name": "a", "more": 1}}]}, "tools[0].function.more is not served"),
         ({"tools": [{"type": "function", "function": {"name": "a", "strict": 1}}]}, "tools[0].function.strict must"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "strict": True, "parameters": {"items": {"pattern": "a"}}}}]},
+            "tools[0].function.parameters.items.pattern is not checked here",
+        ),
         ({"tool_choice": "required"}, "tool_choice='required' needs tools"), ({"tool_choice": "any"}, "tool_choice must be one of"),
         ({"tools": [LOOK], "tool_choice": {"type": "function", "function": {"name": "go"}}}, "tool_choice names 'go'"),
         ({"tools": [LOOK], "parallel_tool_calls": 1}, "parallel_tool_calls must"),
@@ -157,6 +161,7 @@ def test_a_checkpoint_that_knows_no_tools_says_so_in_one_line(family, why):
         ({"messages": answered(call(), call())}, "messages[1].tool_calls: two calls have one id"),
         ({"messages": answered(call(arguments="{"))}, "messages[1].tool_calls[0].function.arguments must be a JSON object"),
         ({"messages": answered(call(arguments="[1]"))}, "messages[1].tool_calls[0].function.arguments must be a JSON object"),
+        ({"messages": [USER, {"role": "assistant", "tool_calls": [call("")]}]}, "messages[1].tool_calls[0]: the id must not be empty"),
         ({"messages": answered(call(name="x" * 1025))}, "messages[1].tool_calls[0]: the id must not be empty, and the name must have at"),
         ({"messages": [{"role": "assistant", "content": "x", "tool_calls": {"a": 1}}]}, "messages[0].tool_calls must be a list"),
         ({"messages": [{"role": "assistant", "tool_calls": [3]}]}, "messages[0].tool_calls[0] must be a call"),
@@ -190,6 +195,29 @@ def test_a_strange_schema_is_a_misfit_and_never_an_exception():
     for schema in ({"pattern": "a"}, {"properties": {"a": {"if": {}}}}, {"type": "str"}, {"anyOf": []}, {"enum": 3}, [], {"items": 3}):
         with pytest.raises(ValueError, match="schema"):
             check_schema(schema)
+
+
+def test_a_schema_that_nobody_checks_may_say_anything():
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "pattern": "a"}}}
+    with ChatServer({"m": scripted(ended("x"))}) as server:
+        for strict in ({}, {"strict": False}, {"strict": None}):
+            assert ask(server, tools=[tool | {"function": tool["function"] | strict}])["choices"][0]["message"]["content"] == "x"
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+@pytest.mark.parametrize("think", ["", "<think>\nhm\n</think>\n\n"])
+@pytest.mark.parametrize(("behind", "text", "calls"), [("", "", 1), (" More </think> hi", "More </think> hi", 1), ("{", "", 0)])
+def test_a_tag_in_a_calls_argument_is_no_end_of_a_thought_in_a_stream(behind, text, calls, think, size):
+    drawn = f'{think}<tool_call>\n{{"name": "look", "arguments": {{"x": "</think> hi"}}}}\n</tool_call>{behind}'
+    if not calls:
+        drawn = text = drawn.replace("</tool_call>", "")  # cut off within the call
+        text = drawn.removeprefix(think) if think else " hi\"}}\n{"
+    with ChatServer({"m": scripted(ended(drawn, "qwen3"), family="qwen3", size=size)}) as server:
+        whole = ask(server, tools=[LOOK])["choices"][0]["message"]
+        deltas = [event["choices"][0]["delta"] for event in events(server, tools=[LOOK])]
+    assert (whole["content"] or "", len(whole.get("tool_calls", ()))) == (text, calls)
+    assert "".join(delta.get("content") or "" for delta in deltas) == text
+    assert sum(len(delta.get("tool_calls", ())) for delta in deltas) == calls
 
 
 @pytest.mark.parametrize("name", ["search the web", "", "a" * 200, "\N{SNOWMAN} <|im_end|>"])
