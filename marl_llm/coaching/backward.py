@@ -142,4 +142,4 @@ def counterfactual_coach(guide: CoachGuide) -> ChatCoach:
         share = guide.contribution(view)
         return 5.0 + 5.0 * share, None, f"with the teacher's action in its place the result changes by {-share:+g}"
 
-    return ChatCoach(of_rubric(rubric), dataclasses.replace(guide, cap=None), format_attempts=1)
+    return ChatCoach(of_rubric(rubric), guide, format_attempts=1)

@@ -87,8 +87,8 @@ class ChatCoach:
             return dict(self._counts)
 
     def _capped(self, view: ActionView, score: Score) -> Score:
-        """The score, or what arithmetic allows at most."""
-        cap = None if self.guide.cap is None else self.guide.cap(view)
+        """The score, or what arithmetic allows at most. A contribution, which a coach that goes backwards says, has no cap: 5 is none."""
+        cap = None if self.guide.cap is None or view.residual is not None else self.guide.cap(view)
         if cap is None or score.value <= cap:
             return score
         self._count(capped=1)

@@ -72,6 +72,19 @@ def test_a_play_is_traced_from_its_last_action_to_its_first_with_what_is_left_to
     assert "left to explain" not in messages_for(asked[0], lab.guide())[0][1]["content"]
 
 
+def test_a_contribution_is_not_capped_though_the_action_is():
+    """One coach asks in both passes, as the kinds model, endpoint and served do: a cap of 4 would blame whoever brought the success."""
+    guide = lab.guide(cap=lambda view: 4)
+    coach = ChatCoach(of_rubric(lambda view: (8 if view.residual is None else 10 if view.call.role == "b" else 5, None, "")), guide, 1)
+    rollout = lab.play(coached(lab.team(), Backward(coach, coach, 1, 1), guide, when="end", result=lambda path: 1.0))
+    (path,) = rollout.trajectories
+    assert [path.scores[call.id]["coach"].members for call in path.calls] == [(4, 0.0), (4, 0.0), (4, 1.0)]
+    assert coach.metrics()["capped"] == 3
+    alone = counterfactual_coach(lab.guide(cap=lambda view: 4, contribution=lambda view: float(view.call.role == "b")))
+    shares = lab.play(coached(lab.team(), Backward(coach, alone, 0, 1), guide, when="end", result=lambda path: 1.0)).trajectories[0]
+    assert [shares.scores[call.id]["coach"].value for call in shares.calls] == [0.0, 0.0, 1.0]
+
+
 def test_a_play_whose_action_has_no_score_has_none_and_nobody_waits_for_ever():
     class Silent:
         async def score(self, view):
