@@ -4,7 +4,7 @@
     python -m marl_llm export --run=runs/a --model=planner --out=planner --step=0 --dtype=bfloat16      as it was before reinforcement
     python -m marl_llm export --run=runs/a --model=planner --out=planner --adapters                    its adapters alone, in PEFT's form
 
-Without `--adapters`, adapters are merged into their base. A model that began from a Hugging Face checkpoint gets that one's tokenizer, chat
+Without `--adapters`, adapters are merged into their base. A model that began from a checkpoint or a GGUF file gets that one's tokenizer, chat
 template and generation settings; one that was made for a game gets the game's sentencepiece model, if it has one, and a tokenizer.json of
 the same ids; where there is none, the export and README.md say so. README.md is a model card with the run's config, command and figures;
 `--licence=apache-2.0` names the licence that you give the model.
@@ -74,7 +74,7 @@ def export(
         except ValueError as error:
             raise ConfigError(f"{model} of {run} cannot be written as a Hugging Face checkpoint: {error}") from error
         renderer = plan.game.renderer if isinstance(plan.game, Environment) else plan.game
-        if path is None and (missing := _write_tokenizer(renderer, out)):
+        if missing := _write_tokenizer(path, renderer, out):
             note = f"There is no tokenizer.json, so `AutoTokenizer` cannot read or write for this model: {missing}."
             logging.warning("%s", note)
             text = f"{text.rstrip()}\n\n{note}\n"
@@ -82,11 +82,13 @@ def export(
     return written
 
 
-def _write_tokenizer(renderer: Any, out: pathlib.Path) -> str:
-    """What a model that was made for a game reads with. Returns why `transformers` cannot, or the empty string."""
+def _write_tokenizer(path: str | None, renderer: Any, out: pathlib.Path) -> str:
+    """What a model that was made for a game, without a checkpoint's `path`, reads with. Returns why `transformers` cannot, or nothing."""
     from marl_llm.text import PieceTokenizer
     from marl_llm.text.word_files import save_words
 
+    if path is not None:  # whose files were copied
+        return "" if any((out / name).exists() for name in ("tokenizer.json", "vocab.json")) else f"{path} has none"
     tokenizer = getattr(renderer, "tokenizer", None)
     if not isinstance(tokenizer, PieceTokenizer):
         return f"its vocabulary is {type(tokenizer).__name__}, which marl_llm alone knows" if tokenizer else "its game speaks in ids"

@@ -173,7 +173,8 @@ def save_pretrained(
     Args:
       params: of either layout, on any devices; merge adapters first (`marl_llm.models.lora.merge`).
       dtype: 'float32' or 'bfloat16' on disk; None keeps `config.param_dtype`.
-      shard_bytes: largest file. like: a checkpoint whose tokenizer and generation files are copied along.
+      shard_bytes: largest file. like: a checkpoint (directory or `.gguf` file) whose tokenizer and generation
+        files are copied along.
     Returns:
       the tensor files written.
     Raises:
@@ -221,9 +222,10 @@ def save_pretrained(
         placed = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
         index = {"metadata": {"total_size": total}, "weight_map": placed}
         (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))
-    for name in COPIED if like is not None else ():
-        if (pathlib.Path(like) / name).exists() and (pathlib.Path(like) / name).resolve() != (directory / name).resolve():
-            shutil.copyfile(pathlib.Path(like) / name, directory / name)
+    source = directory if like is None else checkpoint_directory(like)
+    for name in COPIED:
+        if (source / name).exists() and (source / name).resolve() != (directory / name).resolve():
+            shutil.copyfile(source / name, directory / name)
     (directory / "config.json").write_text(text + "\n")
     return [directory / name for name in names]
 

@@ -63,6 +63,13 @@ def test_adapters_that_peft_would_leave_out_are_not_exported(tmp_path, monkeypat
     assert not (tmp_path / "out").exists()
 
 
+def test_an_export_says_that_its_checkpoint_has_no_tokenizer(tmp_path):
+    """As of a compiled game, whose ids need none; a GGUF file's own is copied, see test_gguf_run.py."""
+    assert export._write_tokenizer("models/bare", None, tmp_path) == "models/bare has none"
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert export._write_tokenizer("models/bare", None, tmp_path) == ""
+
+
 def test_a_folder_with_an_experiments_of_its_own_does_not_hide_ours(tmp_path):
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "__init__.py").write_text("raise RuntimeError('theirs')\n")

@@ -24,6 +24,7 @@ from marl_llm.runs import (  # noqa: E402
     workdir,
 )
 from marl_llm.runs.command import ConfigError  # noqa: E402
+from marl_llm.text import load_tokenizer  # noqa: E402
 from marl_llm.training import make_mesh  # noqa: E402
 
 SMALL = (
@@ -106,6 +107,8 @@ def test_a_gguf_file_trains_resumes_and_can_be_looked_at(run):
 
 def test_its_adapters_are_exported_alone_or_merged_and_mean_the_same(run, tmp_path):
     export.export(str(run), "a", tmp_path / "merged")
+    assert load_tokenizer(tmp_path / "merged").encode("ab!") == load_tokenizer(run.parent / "tiny.gguf").encode("ab!")
+    assert (tmp_path / "merged" / "generation_config.json").is_file()
     export.export(str(run), "a", tmp_path / "alone", adapters=True)
     assert {path.name for path in (tmp_path / "alone").iterdir()} == {"adapter_config.json", "adapter_model.safetensors", "README.md"}
     base = json.loads((tmp_path / "alone" / "adapter_config.json").read_text())["base_model_name_or_path"]
