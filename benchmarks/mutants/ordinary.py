@@ -140,6 +140,13 @@ FAULTS = {
     (M + "evaluation/at_k.py", T + "evaluation/test_at_k.py"): {
         "one draw is enough": ("for _ in range(draws)]", "for _ in range(1)]"),
     },
+    (M + "runs/evaluate_run.py", T + "evaluation/test_at_k.py"): {
+        "a task with too few plays takes all figures along": (" if len(pool) >= size]", "]"),
+        "tasks whose plays were all aborted are in nobody's count": ("for outcome in record.outcomes})\n    for", "for outcome in record.played})\n    for"),
+    },
+    (M + "models/huggingface.py", T + "experiments/test_gguf_run.py"): {
+        "a GGUF file's tokenizer is looked for beside it": ("directory if like is None else checkpoint_directory(like)", "pathlib.Path(like or directory)"),
+    },
     (M + "checking/report.py", T + "checking/test_check.py"): {
         "a check is told as its own companion": ("{len(same) - 1} more", "{len(same)} more"),
         "laws that hold are among the broken": ("{finding.law for finding in failing}", "{finding.law for finding in verdicts}"),

@@ -58,12 +58,15 @@ def options_of_flags() -> EvaluationOptions:
     )
 
 
-def at_k_text(at_k) -> str:
-    """The table in lines."""
-    def line(who, name, values):
-        return f"  {who:<20} {name:<24} " + "  ".join(f"@{k} {value:.3f}" for k, value in values.items())
+def at_k_text(at_k, left_out) -> str:
+    """The table in lines, with how many tasks had too few plays for a figure."""
+    def cell(k, value, tasks):
+        return f"@{k} {'–' if value is None else f'{value:.3f}'}" + (f" ({tasks} of the tasks left out: too few plays)" if tasks else "")
 
-    return "\n".join(line(who, name, values) for who, figures in at_k.items() for name, values in figures.items())
+    return "\n".join(
+        f"  {who:<20} {name:<24} " + "  ".join(cell(k, value, left_out[who][name][k]) for k, value in values.items())
+        for who, figures in at_k.items() for name, values in figures.items()
+    )  # fmt: skip
 
 
 def main(argv) -> None:
@@ -79,4 +82,4 @@ def main(argv) -> None:
     print(f"step {results['step']} of {results['run']}, {_TASKS.value} tasks of the {results['split']} split:")
     print(duel_text(results["duels"]) if "duels" in results else page_text(results, results["headline"]))
     if "at_k" in results:
-        print(f"expected best of k of {_PLAYS.value} plays, without replacement:\n{at_k_text(results['at_k'])}")
+        print(f"expected best of k of {_PLAYS.value} plays, without replacement:\n{at_k_text(results['at_k'], results['at_k_left_out'])}")

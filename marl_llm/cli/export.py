@@ -4,7 +4,7 @@
     python -m marl_llm export --run=runs/a --model=planner --out=planner --step=0 --dtype=bfloat16      as it was before reinforcement
     python -m marl_llm export --run=runs/a --model=planner --out=planner --adapters                    its adapters alone, in PEFT's form
 
-Without `--adapters`, adapters are merged into their base. A model that began from a checkpoint or a GGUF file gets that one's tokenizer, chat
+Without `--adapters`, adapters are merged into their base. A model that began from a checkpoint or a GGUF file gets its tokenizer, chat
 template and generation settings; one that was made for a game gets the game's sentencepiece model, if it has one, and a tokenizer.json of
 the same ids; where there is none, the export and README.md say so. README.md is a model card with the run's config, command and figures;
 `--licence=apache-2.0` names the licence that you give the model.

@@ -82,12 +82,20 @@ class Evaluation:
 
         Raises `ValueError` where a task has fewer than k plays that are not aborted, or for a metric that was not measured.
         """
+        pools = self.pools(metric)
+        if not pools and self.played:
+            names = dict.fromkeys(name for outcome in self.played for name in outcome.team)
+            raise ValueError(f"at_k: no metric {metric!r} was measured; there are {', '.join((self.headline, *names))}")
+        return at_k(list(pools.values()), k)
+
+    def pools(self, metric: str) -> dict[int, list[float]]:
+        """Task -> the headline, or a team metric, of those of its plays that are not aborted and measured it. No task has an empty pool."""
         pools: dict[int, list[float]] = {}
         for outcome in self.played:
-            if metric != self.headline and metric not in outcome.team:
-                raise ValueError(f"at_k: no metric {metric!r} was measured; there are {', '.join((self.headline, *outcome.team))}")
-            pools.setdefault(outcome.task, []).append(outcome.score if metric == self.headline else outcome.team[metric])
-        return at_k(list(pools.values()), k)
+            measured = {**outcome.team, self.headline: outcome.score}
+            if metric in measured:
+                pools.setdefault(outcome.task, []).append(measured[metric])
+        return pools
 
     def summary(self) -> dict[str, Any]:
         """JSON: success, interval, episodes, aborted, turns, split, plays, temperature, roles (well_formed), team (further metrics)."""

@@ -77,7 +77,8 @@ def evaluate_run(
             raise ConfigError(str(error)) from error
         results = {"run": str(run), "step": step, "split": options.split, "headline": team.headline, **page}
     if options.best_of:
-        results["at_k"] = {name: best_of_plays(record, options.best_of) for name, record in records.items()}
+        measured = {name: best_of_plays(record, options.best_of) for name, record in records.items()}
+        results["at_k"], results["at_k_left_out"] = ({name: pair[i] for name, pair in measured.items()} for i in (0, 1))
     return results, {name if isinstance(name, str) else " ".join(name): record for name, record in records.items()}
 
 
@@ -94,10 +95,18 @@ def parse_seat_tables(plan: Plan, texts: tuple[str, ...]) -> dict[str, dict]:
         raise ConfigError(f"--seats: {error}") from error
 
 
-def best_of_plays(record: Evaluation, sizes: tuple[int, ...]) -> dict[str, dict[str, float]]:
-    """Figure -> k -> mean over tasks of the expected best of k plays, of the headline and of every figure of the team."""
-    names = dict.fromkeys([record.headline, *(name for outcome in record.played for name in outcome.team)])
-    return {name: {str(size): record.at_k(name, size) for size in sizes} for name in names}
+def best_of_plays(record: Evaluation, sizes: tuple[int, ...]) -> tuple[dict[str, dict[str, float | None]], dict[str, dict[str, int]]]:
+    """Figure -> k -> mean over tasks of the expected best of k plays, of the headline and of every figure of the team; and how many tasks
+    that leaves out, because fewer than k of their plays were not aborted and measured it. None where it leaves all out."""
+    from marl_llm.evaluation import at_k
+
+    best, left_out = {}, {}
+    tasks = len({outcome.task for outcome in record.outcomes})
+    for name in dict.fromkeys([record.headline, *(name for outcome in record.played for name in outcome.team)]):
+        pools = {size: [pool for pool in record.pools(name).values() if len(pool) >= size] for size in sizes}
+        best[name] = {str(size): at_k(whole, size) if whole else None for size, whole in pools.items()}
+        left_out[name] = {str(size): tasks - len(whole) for size, whole in pools.items()}
+    return best, left_out
 
 
 def outcome_lines(records: dict[str, Evaluation]) -> list[dict[str, Any]]:

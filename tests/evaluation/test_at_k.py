@@ -69,9 +69,27 @@ def test_the_command_measures_every_figure_at_every_k_and_refuses_more_than_the_
 
     outcomes = tuple(Outcome(0, n, float(n == 0), 1.0, team={"tests": n / 3}) for n in range(3))
     record = Evaluation("test", {}, 1.0, "passed", outcomes, {})
-    found = best_of_plays(record, (1, 3))
+    found, left_out = best_of_plays(record, (1, 3))
     assert found == {"passed": {"1": pytest.approx(1 / 3), "3": 1.0}, "tests": {"1": pytest.approx(1 / 3), "3": pytest.approx(2 / 3)}}
-    assert "@3 0.667" in at_k_text({"after": found})
+    assert left_out == {"passed": {"1": 0, "3": 0}, "tests": {"1": 0, "3": 0}}
+    assert at_k_text({"after": found}, {"after": left_out}).endswith("@1 0.333  @3 0.667")
     for bad in (4, 0, -1):
         with pytest.raises(ConfigError, match="is no whole number between 1 and --plays=3"):
             EvaluationOptions(plays=3, best_of=(1, bad))
+
+
+def test_a_task_with_an_aborted_play_is_left_out_where_its_plays_are_too_few_and_takes_nothing_else_along():
+    from marl_llm.cli.evaluate import at_k_text
+    from marl_llm.runs.evaluate_run import best_of_plays
+
+    team = {(0, 0): {"tests": 0.5}, (0, 1): {"tests": 1.0}}  # of the second task's play it was not measured
+    aborted = ((1, 1), (2, 0), (2, 1))
+    each = [(task, n) for task in range(3) for n in (0, 1)]
+    plays = [Outcome(*play, float(play[0]), 1.0, aborted=play in aborted, team=team.get(play, {})) for play in each]
+    best, left_out = best_of_plays(Evaluation("test", {}, 1.0, "passed", tuple(plays), {}), (1, 2))
+    assert best == {"passed": {"1": 0.5, "2": 0.0}, "tests": {"1": 0.75, "2": 1.0}}
+    assert left_out == {"passed": {"1": 1, "2": 2}, "tests": {"1": 2, "2": 2}}
+    assert "@2 0.000 (2 of the tasks left out: too few plays)" in at_k_text({"after": best}, {"after": left_out})
+    best, left_out = best_of_plays(Evaluation("test", {}, 1.0, "passed", tuple(plays[4:]), {}), (1,))
+    assert (best, left_out) == ({"passed": {"1": None}}, {"passed": {"1": 1}})
+    assert "@1 – (1 of the tasks left out: too few plays)" in at_k_text({"after": best}, {"after": left_out})
