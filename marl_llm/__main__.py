@@ -36,7 +36,7 @@ COMMANDS = {
 _FLAGS = ("train", "evaluate", "league", "compare", "sweep", "collect", "plan", "serve", "injections", "chat", "tiny", "model", "export")
 
 _POSITIONAL = ("collect", "model")  # of these, those that take arguments without --
-_CONFIG = ("train", "compare", "sweep", "plan")  # of these, those whose config may stand in front
+_CONFIG = ("train", "compare", "sweep", "plan", "injections")  # of these, those whose config may stand in front
 
 
 def usage() -> str:
@@ -54,9 +54,9 @@ def with_config(command: str, arguments: list[str]) -> list[str]:
     """
     if command not in _CONFIG or not arguments or arguments[0].startswith("-"):
         return arguments
-    name, colon, variant = arguments[0].partition(":")
-    path = name if name.endswith(".py") else f"experiments/configs/{name}.py"
-    return [f"--config={path}{colon}{variant}", *arguments[1:]]
+    from marl_llm.runs.command import config_named
+
+    return [f"--config={config_named(arguments[0])}", *arguments[1:]]
 
 
 def _import_own_experiments() -> None:

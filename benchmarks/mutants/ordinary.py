@@ -3,6 +3,7 @@
 M, T = "marl_llm/", "tests/"
 W, S, G = M + "workflows/", M + "sampling/", M + "games/"
 TOGETHER = T + "workflows/test_samples_together.py"
+OPTIONS = T + "experiments/test_command_options.py"
 
 FAULTS = {
     (W + "efficiency.py", TOGETHER): {
@@ -143,6 +144,15 @@ FAULTS = {
     (M + "runs/evaluate_run.py", T + "evaluation/test_at_k.py"): {
         "a task with too few plays takes all figures along": (" if len(pool) >= size]", "]"),
         "tasks whose plays were all aborted are in nobody's count": ("for outcome in record.outcomes})\n    for", "for outcome in record.played})\n    for"),
+    },
+    (M + "runs/command.py", OPTIONS): {
+        "a value behind a space is a word of its own": ("with_resumed(with_values(sys.argv))", "with_resumed(sys.argv)"),
+        "an option without a value takes the next option": ('if named and (not arg.startswith("-") or', "if named and (True or"),
+        "a name is a file": ("path if path.endswith('.py') else f'experiments/configs/{path}.py'", "path"),
+        "a file may lie in no directory": ("    if not folder.is_dir():", "    if False:"),
+    },
+    (M + "cli/profiling.py", OPTIONS): {
+        "a file is opened after all plays": ('        check_writable("output", asked.output)\n', ""),
     },
     (M + "models/huggingface.py", T + "experiments/test_gguf_run.py"): {
         "a GGUF file's tokenizer is looked for beside it": ("directory if like is None else checkpoint_directory(like)", "pathlib.Path(like or directory)"),

@@ -103,16 +103,26 @@ def subject_of(subject: str, options: list[str]) -> Iterator[tuple]:
 
 def load_config(path: str, arg: str | None):
     """The config of a file. Raises `ConfigError` where it cannot be made."""
-    from marl_llm.runs.command import ConfigError
+    from marl_llm.runs.command import ConfigError, missing_config
 
+    if not pathlib.Path(path).is_file():
+        raise ConfigError(missing_config(path))
     sys.path.append(str(pathlib.Path(path).resolve().parent))
     spec = importlib.util.spec_from_file_location("checked_config", path)
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
         return module.get_config(arg)
-    except (ValueError, AttributeError, TypeError, ImportError, SyntaxError) as error:
+    except Exception as error:  # whatever a user's file raises
         raise ConfigError(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def named_config(named: str):
+    """The config that a command names: FILE.py[:variant], or NAME[:variant] of the library's. Raises `ConfigError` as `load_config`."""
+    from marl_llm.runs.command import config_named, config_path
+
+    path, _, variant = config_path(config_named(named)).partition(":")
+    return load_config(path, variant or None)
 
 
 def as_environment(played, seed: int = 0, script: dict | None = None):

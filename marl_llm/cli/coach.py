@@ -43,7 +43,7 @@ PATIENCE_S = 3600.0  # for a score of a model that is measured, its compilation 
 def parser() -> argparse.ArgumentParser:
     """The options."""
     p = argparse.ArgumentParser("marl_llm coach", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("config", help="a config FILE.py[:variant] of an environment whose guide has a rubric and a brief")
+    p.add_argument("config", help="a config, FILE.py[:variant] or its name, of an environment whose guide has a rubric and a brief")
     work = p.add_mutually_exclusive_group(required=True)
     work.add_argument("--out", type=pathlib.Path, help="directory to write; must not exist, or be empty")
     work.add_argument("--measure", metavar="DIR", help="a checkpoint that is measured as it stands, in place of training a coach")
@@ -75,7 +75,7 @@ class Lesson:
 
 def main(argv: list[str] | None = None) -> int:
     """Prints the agreement. 2: the coach cannot be trained."""
-    from marl_llm.runs.command import code_of, config_path
+    from marl_llm.runs.command import code_of
 
     asked = parser().parse_args(argv)
     try:
@@ -85,9 +85,8 @@ def main(argv: list[str] | None = None) -> int:
             if getattr(asked, name) < 1:
                 raise ConfigError(f"--{name}={getattr(asked, name)} must be at least 1")
         _check_idle(asked)
-        path, _, variant = config_path(asked.config).partition(":")
         work = measure_model if asked.measure else train_coach
-        work(lambda: _config(path, variant or None), asked)
+        work(lambda: _config(asked.config), asked)
     except Exception as error:
         return code_of(error)
     return 0
@@ -116,6 +115,7 @@ def train_coach(make: Callable[[], Any], asked: argparse.Namespace, say: Callabl
         guide = getattr(plan.played, "guide", None)
         if guide is None or guide.rubric is None or guide.brief is None:
             raise ConfigError(f"{config.game.name}: a small coach needs a workflow whose guide has a rubric and a brief")
+        asked.out.mkdir(parents=True, exist_ok=True)  # what forbids it is told before the work
         teams = asked.team or list(TEAMS)
         start, lessons, seen, unseen = time.process_time(), [], [], {}
         for number, team in enumerate(teams):
@@ -275,11 +275,11 @@ def _write(folder: pathlib.Path, shape: Any, params: dict, renderer: Any) -> Non
     renderer.tokenizer.save(folder / small.TOKENIZER)
 
 
-def _config(path: str, variant: str | None) -> Any:
-    from marl_llm.cli.check import load_config
+def _config(named: str) -> Any:
+    from marl_llm.cli.check import named_config
     from marl_llm.runs.sections import CoachSection
 
-    config = load_config(path, variant)
+    config = named_config(named)
     config.coach = CoachSection.config()  # it is being made: nothing of the section has an effect
     return config
 

@@ -19,7 +19,7 @@ import pathlib
 from absl import flags, logging
 
 from marl_llm.runs import trust
-from marl_llm.runs.command import ConfigError
+from marl_llm.runs.command import ConfigError, check_writable
 from marl_llm.runs.duels import duel_text
 from marl_llm.runs.evaluate_run import SPLITS, EvaluationOptions, evaluate_run, outcome_lines
 from marl_llm.runs.measuring import page_text
@@ -74,6 +74,8 @@ def main(argv) -> None:
     logging.set_verbosity(logging.WARNING)
     if not _RUN.value:
         raise ConfigError("--run is missing, e.g. --run=runs/first")
+    check_writable("output", _OUTPUT.value)
+    check_writable("outcomes", _OUTCOMES.value)
     results, records = evaluate_run(_RUN.value, options_of_flags(), trust.asked())
     if _OUTPUT.value:
         pathlib.Path(_OUTPUT.value).write_text(json.dumps(results, indent=1))

@@ -25,7 +25,7 @@ CHUNK = 32  # tasks that are played at a time
 def parser() -> argparse.ArgumentParser:
     """The options."""
     p = argparse.ArgumentParser("marl_llm profile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("config", help="a config FILE.py[:variant]")
+    p.add_argument("config", help="a config, FILE.py[:variant] or a name such as quickstart:smoke")
     p.add_argument("--tasks", type=int, default=200, help="training tasks, the first ones (%(default)s)")
     p.add_argument("--plays", type=int, default=8, help="plays, or candidates of a tree, of each (%(default)s)")
     p.add_argument("--path", help="checkpoint of the models that the config leaves open: config.model.path")
@@ -37,13 +37,13 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Prints the table. 2: the config cannot be played."""
-    from marl_llm.cli.check import load_config
-    from marl_llm.runs.command import code_of, config_path
+    from marl_llm.cli.check import named_config
+    from marl_llm.runs.command import check_writable, code_of
 
     asked = parser().parse_args(argv)
     try:
-        path, _, variant = config_path(asked.config).partition(":")
-        config = load_config(path, variant or None)
+        check_writable("output", asked.output)
+        config = named_config(asked.config)
         config.recipe.group_size = asked.plays
         config.model.path = asked.path or config.model.path
         if asked.run:

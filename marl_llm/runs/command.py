@@ -68,7 +68,7 @@ def run(
         check_local(sys.argv)
     except ConfigError as error:
         fail(error)
-    sys.argv = [with_installed(arg) for arg in with_resumed(sys.argv)]
+    sys.argv = [with_installed(arg) for arg in with_resumed(with_values(sys.argv))]
     if "trust" not in values:  # `marl_llm.runs.trust.asked` reads it, before flags are parsed
         trust = "Run the code, use the addresses and send the keys that a run directory names (docs/trust.md)."
         flags.DEFINE_bool("trust", False, trust, flag_values=values)
@@ -89,6 +89,22 @@ def check_local(argv: list[str]) -> None:
                 "Use a local or shared directory and copy it with `gcloud storage rsync -r DIR gs://...`, or mount the bucket "
                 "(tpu_scripts/README.md says which kind of bucket)"
             )
+
+
+def with_values(argv: list[str]) -> list[str]:
+    """`--config FILE`, `--config.KEY VALUE` and `--resume DIR` as `--config=FILE` and so on, which all that reads arguments knows.
+
+    >>> with_values(["train", "--resume", "runs/a", "--config.steps", "3", "--config.hosted", "--dry_run"])
+    ['train', '--resume=runs/a', '--config.steps=3', '--config.hosted', '--dry_run']
+    """
+    joined: list[str] = []
+    for arg in argv:
+        named = joined and re.fullmatch(r"--?(resume|config[\w.]*)", joined[-1])
+        if named and (not arg.startswith("-") or re.match(r"-[\d.]", arg)):
+            joined[-1] += f"={arg}"
+        else:
+            joined.append(arg)
+    return joined
 
 
 def with_resumed(argv: list[str]) -> list[str]:
@@ -114,6 +130,36 @@ def config_path(named: str) -> str:
     if os.path.isfile(path) or named_path.parts[:-1] not in (("experiments", "configs"), ()) or not own.is_file():
         return named
     return f"{own}{colon}{variant}"
+
+
+def config_named(name: str) -> str:
+    """The config file, with its variant, that a word names.
+
+    >>> config_named("quickstart:smoke"), config_named("my_config.py")
+    ('experiments/configs/quickstart.py:smoke', 'my_config.py')
+    """
+    path, colon, variant = name.partition(":")
+    return f"{path if path.endswith('.py') else f'experiments/configs/{path}.py'}{colon}{variant}"
+
+
+def missing_config(path: str) -> str:
+    """One line about a config file that is not there, with what may have been meant."""
+    folder, name = os.path.split(path)
+    neighbours = [other for other in (os.listdir(folder or ".") if os.path.isdir(folder or ".") else ()) if other.endswith(".py")]
+    return f"there is no config file {path} (from {os.getcwd()}){hints.meant(name, neighbours)}"
+
+
+def check_writable(option: str, path: str | os.PathLike | None) -> None:
+    """Raises `ConfigError` where the file that an option names cannot be written: before the work whose results it is to hold."""
+    if path is None:
+        return
+    folder = pathlib.Path(path).absolute().parent
+    if os.path.isdir(path):
+        raise ConfigError(f"--{option}={path} is a directory; name a file")
+    if not folder.is_dir():
+        raise ConfigError(f"--{option}={path}: there is no directory {folder}; make it, or name another file")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise ConfigError(f"--{option}={path} cannot be written; name another file")
 
 
 def told(error: BaseException, files: Iterable[str] = ()) -> str | None:
@@ -173,9 +219,7 @@ def explain(error: BaseException, argv: list[str]) -> str:
     while (before := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(before)
     if path and not os.path.isfile(path):
-        folder, name = os.path.split(path)
-        neighbours = [other for other in (os.listdir(folder or ".") if os.path.isdir(folder or ".") else ()) if other.endswith(".py")]
-        return f"there is no config file {path} (from {os.getcwd()}){hints.meant(name, neighbours)}"
+        return missing_config(path)
     for e in chain:
         if isinstance(e, SyntaxError) and e.filename:
             return f"{e.filename} line {e.lineno}: {e.msg}"
