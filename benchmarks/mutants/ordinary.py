@@ -151,7 +151,14 @@ FAULTS = {
         "a name is a file": ("path if path.endswith('.py') else f'experiments/configs/{path}.py'", "path"),
         "a file may lie in no directory": ("    if not folder.is_dir():", "    if False:"),
     },
+    (M + "cli/serve.py", OPTIONS): {
+        "a run may have a limit that it does not read": ('("name", "max_prompt", "max_tokens", "thinking")', '("name", "max_prompt", "thinking")'),
+    },
+    (M + "cli/chat.py", OPTIONS): {"a talk may have a port": ('("port", "key_env"', '("key_env"')},
+    (M + "cli/plan.py", OPTIONS): {"this machine may have a mesh": ('idle = ("mesh", "prompt"', 'idle = ("prompt"')},
+    (M + "viewing/command.py", OPTIONS): {"options of another way are taken": ("if of != way:", "if False:")},
     (M + "cli/profiling.py", OPTIONS): {
+        "a step may have no run": ("        if not asked.run:\n", "        if False:\n"),
         "a file is opened after all plays": ('        check_writable("output", asked.output)\n', ""),
     },
     (M + "models/huggingface.py", T + "experiments/test_gguf_run.py"): {

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from absl import flags, logging
 
 from marl_llm.cli import serve
-from marl_llm.runs.command import ConfigError
+from marl_llm.runs.command import ConfigError, given_flags, refuse_idle
 
 FLAGS = serve.FLAGS  # a model is named as it is for serving
 _SYSTEM = flags.DEFINE_string("system", None, "System message.", flag_values=FLAGS)
@@ -69,6 +69,9 @@ def prompted() -> Iterable[str]:
 def main(argv) -> None:
     """Answers the lines of the terminal, or of a pipe."""
     logging.set_verbosity(logging.WARNING)
+    refuse_idle(given_flags(FLAGS, ("port", "key_env", "over_budget", "record", "name")), "it is for `marl serve`; nobody is served here")
+    if FLAGS["run"].value:
+        refuse_idle(given_flags(FLAGS, ("max_num_seqs",)), "a run's config says its own")
     with serve.answers(serve.slots_asked() or 1) as models:  # one conversation is answered at a time
         if len(models) > 1:
             raise ConfigError(f"--role is missing; the run has {', '.join(models)}")

@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from marl_llm.runs.command import ConfigError
+from marl_llm.runs.command import ConfigError, given_options, refuse_idle
 
 TEAMS = ("script", "script:noise=0.3")
 SEEN = "teams that it learned from, on other tasks"
@@ -95,9 +95,7 @@ def main(argv: list[str] | None = None) -> int:
 def _check_idle(asked: argparse.Namespace) -> None:
     """Raises `ConfigError` for an option that would have no effect."""
     idle, why = (TRAINS, "--measure trains nobody") if asked.measure else (MEASURES, "--measure alone reads it")
-    for name in idle:
-        if getattr(asked, name) != parser().get_default(name):
-            raise ConfigError(f"--{name} would have no effect: {why}")
+    refuse_idle(given_options(parser(), asked, idle), why)
 
 
 def train_coach(make: Callable[[], Any], asked: argparse.Namespace, say: Callable[[str], None] = print) -> dict[str, Any]:

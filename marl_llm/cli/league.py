@@ -59,6 +59,8 @@ def main(argv) -> None:
     logging.set_verbosity(logging.WARNING)
     if not _RUNS.value:
         raise ConfigError("--runs is missing, e.g. --runs=runs/first")
+    if len(_RUNS.value) > 1 or "@" in _RUNS.value[0]:
+        command.refuse_idle(command.given_flags(FLAGS, ("most",)), "it is for a single run without @STEP")
     command.check_writable("output", _OUTPUT.value)
     players = players_of(_RUNS.value, _MOST.value)
     with opened(_RUNS.value[0].partition("@")[0], None, trust.asked()) as (_, _, team, _):

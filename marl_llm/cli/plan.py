@@ -19,7 +19,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from marl_llm.planning import this_machine
-from marl_llm.runs.command import ConfigError
+from marl_llm.runs.command import ConfigError, given_flags, refuse_idle
 
 FLAGS = flags.FlagValues()
 _CONFIG = config_flags.DEFINE_config_file(
@@ -57,8 +57,12 @@ def main(argv) -> None:
     if _CONFIG.value is None:
         raise ConfigError("--config is missing, e.g. --config=experiments/configs/plan_path_10x10.py")
     if _TOPOLOGY.value == "cpu":
+        idle = ("mesh", "prompt", "response", "groups", "compile", "whole", "json")
+        refuse_idle(given_flags(FLAGS, idle), "--topology=cpu reads the config alone")
         print(*this_machine.planned(_CONFIG.value), sep="\n")
         return
+    if not _COMPILE.value:
+        refuse_idle(given_flags(FLAGS, ("whole",)), "--compile=False compiles nothing")
     if not jax.config.jax_platforms:  # whose plugin would otherwise want a GPU before it compiles for one
         jax.config.update("jax_platforms", "cpu")
     out = plan(_CONFIG.value, _TOPOLOGY.value, _MESH.value, _PROMPT.value, _RESPONSE.value, _GROUPS.value, _COMPILE.value, _WHOLE.value)

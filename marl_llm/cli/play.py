@@ -37,11 +37,13 @@ def main(argv: list[str] | None = None) -> int:
     """Plays; returns the exit code."""
     asked = parser().parse_args(argv)
     from marl_llm.cli.check import subject_of
-    from marl_llm.runs.command import code_of
+    from marl_llm.runs.command import code_of, given_options, refuse_idle
     from marl_llm.training.seats import ask_at_the_keyboard, messages_of
     from marl_llm.viewing import HumanSeat
 
     try:
+        if asked.terminal:
+            refuse_idle(given_options(parser(), asked, ("port", "no_browser")), "--terminal serves no page")
         with subject_of(asked.what, asked.option) as (environment, _, _), contextlib.ExitStack() as stack:
             others = others_of(environment, asked.others)
             seat = None if asked.terminal else stack.enter_context(HumanSeat(asked.port))

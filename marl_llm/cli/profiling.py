@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--plays", type=int, default=8, help="plays, or candidates of a tree, of each (%(default)s)")
     p.add_argument("--path", help="checkpoint of the models that the config leaves open: config.model.path")
     p.add_argument("--run", help="begin with the models of this run, in place of the supervised warm-up")
-    p.add_argument("--step", type=int, default=0, help="with --run: of this checkpoint (%(default)s)")
+    p.add_argument("--step", type=int, help="with --run: of this checkpoint (0)")
     p.add_argument("--output", type=pathlib.Path, help="file for the list of tasks that teach, with the figures of each")
     return p
 
@@ -38,16 +38,18 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Prints the table. 2: the config cannot be played."""
     from marl_llm.cli.check import named_config
-    from marl_llm.runs.command import check_writable, code_of
+    from marl_llm.runs.command import check_writable, code_of, given_options, refuse_idle
 
     asked = parser().parse_args(argv)
     try:
+        if not asked.run:
+            refuse_idle(given_options(parser(), asked, ("step",)), "it is a checkpoint of --run")
         check_writable("output", asked.output)
         config = named_config(asked.config)
         config.recipe.group_size = asked.plays
         config.model.path = asked.path or config.model.path
         if asked.run:
-            config.sft.update(run=asked.run, step=asked.step, steps=0)
+            config.sft.update(run=asked.run, step=asked.step or 0, steps=0)
         rows = profile(config, asked.tasks)
     except Exception as error:
         return code_of(error)

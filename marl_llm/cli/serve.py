@@ -21,7 +21,7 @@ from absl import flags, logging
 from marl_llm import hints
 from marl_llm.runs import trust
 from marl_llm.runs.building import opened
-from marl_llm.runs.command import ConfigError
+from marl_llm.runs.command import ConfigError, given_flags, refuse_idle
 
 FLAGS = flags.FlagValues()
 SLOTS = 16
@@ -106,7 +106,9 @@ def answers(max_num_seqs: int) -> contextlib.AbstractContextManager[dict]:
     if bool(_RUN.value) == bool(_PATH.value):
         raise ConfigError("one of --run=runs/a and --path=CHECKPOINT is needed")
     if _RUN.value:
+        refuse_idle(given_flags(FLAGS, ("name", "max_prompt", "max_tokens", "thinking")), "the roles of --run keep their own")
         return answers_of_run(_RUN.value, _ROLE.value, _STEP.value, trust.asked())
+    refuse_idle(given_flags(FLAGS, ("role", "step")), "a checkpoint (--path) is one model; a run has roles and steps")
     return answers_of_checkpoint(_PATH.value, _NAME.value, _MAX_PROMPT.value, _MAX_TOKENS.value, max_num_seqs, _THINKING.value)
 
 

@@ -6,6 +6,7 @@ written, or a damaged line of the run's files, 130 interrupted, 143 told to stop
 
 from __future__ import annotations
 
+import argparse
 import os
 import pathlib
 import re
@@ -160,6 +161,22 @@ def check_writable(option: str, path: str | os.PathLike | None) -> None:
         raise ConfigError(f"--{option}={path}: there is no directory {folder}; make it, or name another file")
     if not os.access(path if os.path.exists(path) else folder, os.W_OK):
         raise ConfigError(f"--{option}={path} cannot be written; name another file")
+
+
+def refuse_idle(given: Iterable[str], why: str) -> None:
+    """Raises `ConfigError` for the first of the options that were given though nothing would read them."""
+    for name in given:
+        raise ConfigError(f"--{name} would have no effect: {why}")
+
+
+def given_flags(values: flags.FlagValues, names: Iterable[str]) -> list[str]:
+    """Those flags that stand on the command line."""
+    return [name for name in names if values[name].present]
+
+
+def given_options(parser: argparse.ArgumentParser, asked: argparse.Namespace, names: Iterable[str]) -> list[str]:
+    """Those options that have another value than their default."""
+    return [name for name in names if getattr(asked, name) != parser.get_default(name)]
 
 
 def told(error: BaseException, files: Iterable[str] = ()) -> str | None:

@@ -15,6 +15,8 @@ import pathlib
 import sys
 import webbrowser
 
+READS = {"text": ("play", "search"), "html": ("most",), "": ("port", "no_browser")}  # way of looking, "" the browser -> its options
+
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
@@ -31,6 +33,20 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+def _why_idle(asked: argparse.Namespace) -> str:
+    """Which option would have no effect and why; nothing where there is none."""
+    ways = [way for way in ("text", "report", "html") if getattr(asked, way)]  # in this order they are carried out
+    way = ways[0] if ways else ""
+    reasons = {other: f"--{way} alone is carried out" for other in ways[1:]}
+    for of, names in READS.items():
+        if of != way:
+            why = f"it goes with --{of}" if of else f"--{way} serves no page"
+            reasons |= {name: why for name in names if getattr(asked, name) != parser().get_default(name)}
+    if asked.play and asked.search:
+        reasons["search"] = "--play names the play"
+    return "".join([f"--{name} would have no effect: {why}" for name, why in reasons.items()][:1])
+
+
 def main(argv: list[str] | None = None) -> int:
     """Carries the command out. 2: what was asked for is not there."""
     asked = parser().parse_args(argv)
@@ -38,6 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     from marl_llm.viewing.runs import StoredRun, ViewError
 
     try:
+        if why := _why_idle(asked):
+            raise ViewError(why)
         runs = [StoredRun(run) for run in asked.run]
         if asked.text:
             from marl_llm.viewing.terminal import list_text, play_text

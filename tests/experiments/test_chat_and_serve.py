@@ -20,11 +20,11 @@ def test_a_talk_has_one_slot_and_a_server_sixteen_unless_the_flag_says_otherwise
     monkeypatch.setattr(serve, "answers_of_checkpoint", answers)
     monkeypatch.setattr(serve, "_serve", lambda server, models: asked.append(list(models)))
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    serve.FLAGS.unparse_flags()
-    serve.FLAGS(["command", "--path=a", "--port=0", *given])
     try:
-        chat.main([])
-        serve.main([])
+        for main, flags in ((chat.main, given), (serve.main, [*given, "--port=0"])):
+            serve.FLAGS.unparse_flags()
+            serve.FLAGS(["command", "--path=a", *flags])
+            main([])
     finally:
         for name in ("path", "port", "max_num_seqs"):
             serve.FLAGS[name].unparse()

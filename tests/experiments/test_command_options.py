@@ -1,4 +1,4 @@
-"""Options of the commands, however they are written: with a space, with a config's name, with a file that cannot be written."""
+"""Options of the commands: however they are written, files that cannot be written, and options that would have no effect."""
 
 import pathlib
 import subprocess
@@ -8,9 +8,10 @@ import pytest
 from absl import flags
 
 import experiments
-from marl_llm.cli import coach, evaluate, league, profiling
+from marl_llm.cli import chat, coach, evaluate, league, plan, play, profiling, serve
 from marl_llm.runs import command
 from marl_llm.runs.command import ConfigError
+from marl_llm.viewing import command as view
 
 ROOT = pathlib.Path(experiments.__file__).parents[1]
 
@@ -25,7 +26,7 @@ def parsed(module, *given):
 def unparsed():
     """Leaves the flags of the commands as they were."""
     yield
-    for module in (evaluate, league):
+    for module in (evaluate, league, plan, serve):
         for name in module.FLAGS:
             module.FLAGS[name].unparse()
 
@@ -100,3 +101,50 @@ def test_a_file_that_cannot_be_written_is_told_before_the_work(monkeypatch, tmp_
                 module.main([])
     command.check_writable("output", tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
+
+
+CONFIG = "--config=experiments/configs/quickstart.py"
+CPU = f"{CONFIG} --topology=cpu"
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "idle", "why"),
+    [
+        *[(plan, CPU, idle, "reads the config alone") for idle in ("--mesh=1,1", "--prompt=8", "--response=8", "--groups=2", "--json")],
+        *[(plan, CPU, idle, "reads the config alone") for idle in ("--whole", "--compile=False")],
+        (plan, f"{CONFIG} --compile=False", "--whole", "compiles nothing"),
+        *[(serve, "--run=a", idle, "keep their own") for idle in ("--name=x", "--max_prompt=8", "--max_tokens=8", "--thinking=on")],
+        *[(chat, "--run=a", idle, "keep their own") for idle in ("--max_prompt=8", "--max_tokens=8", "--thinking=on")],
+        *[(way, "--path=a", idle, "a checkpoint") for way in (serve, chat) for idle in ("--role=x", "--step=3")],
+        *[(chat, "--path=a", idle, "nobody is served") for idle in ("--port=8000", "--record=x", "--key_env=K", "--over_budget=cap")],
+        (chat, "--path=a", "--name=x", "nobody is served"),
+        (chat, "--run=a", "--max_num_seqs=2", "config says its own"),
+        (league, "--runs=a,b", "--most=3", "single run"),
+        (league, "--runs=a@3", "--most=3", "single run"),
+    ],
+)  # fmt: skip
+def test_a_flag_that_would_have_no_effect_is_refused(module, given, idle, why):
+    """Though it says what is the default."""
+    parsed(module, *given.split(), idle)
+    with pytest.raises(ConfigError, match=f"^{idle.split('=')[0]} would have no effect: .*{why}"):
+        module.main([])
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "idle", "why"),
+    [
+        (profiling, "quickstart:smoke", "--step=3", "it is a checkpoint of --run"),
+        (play, "plan_path --human=tool --terminal", "--port=3", "--terminal serves no page"),
+        (play, "plan_path --human=tool --terminal", "--no-browser", "--terminal serves no page"),
+        (view, "a", "--search=x", "it goes with --text"),
+        (view, "a --html=x", "--play=x", "it goes with --text"),
+        (view, "a --text", "--most=3", "it goes with --html"),
+        (view, "a --report", "--no_browser", "--report serves no page"),
+        (view, "a --report", "--html=x", "--report alone is carried out"),
+        (view, "a --text --play=x", "--search=y", "--play names the play"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(module, given, idle, why, capsys):
+    assert module.main([*given.split(), idle]) == 2
+    name = idle.split("=")[0].replace("no-", "no_")
+    assert f"error: {'plan_path: ' if module is play else ''}{name} would have no effect: {why}\n" == capsys.readouterr().err

@@ -66,7 +66,7 @@ def test_a_small_coach_learns_a_rubric_and_scores_in_a_run_through_the_path_of_e
 def test_a_coach_that_agrees_too_little_is_told_why_where_it_is_trained_and_refused_with_the_same_words(options, monkeypatch):
     monkeypatch.setattr(building, "start_jax", lambda *_, **__: make_mesh(1))
     monkeypatch.setattr(coach, "learned", lambda *_: (None, {}, None, 8))
-    monkeypatch.setattr(coach, "_write", lambda folder, *_: folder.mkdir())
+    monkeypatch.setattr(coach, "_write", lambda folder, *_: None)
     monkeypatch.setattr(coach, "measured", lambda *_: {"all": {"mae": 0.7, "kappa": 0.79, "missing": 0, "actions": 9}, "roles": {}})
     monkeypatch.setattr("marl_llm.coaching.agreement.agreement_text", str)
     monkeypatch.setattr(coach, "_lessons", lambda *_: [types.SimpleNamespace(brief="a")])
@@ -137,7 +137,7 @@ def test_a_small_coach_is_refused_without_its_record_and_for_options_that_it_doe
 
 def test_a_coach_can_be_made_for_a_config_that_names_one():
     """What the file says of its own coach would have no effect on the one that is made, and is not refused."""
-    config = coach._config(str(pathlib.Path(__file__).parents[2] / "experiments/configs/tiny_pipeline.py"), None)
+    config = coach._config(str(pathlib.Path(__file__).parents[2] / "experiments/configs/tiny_pipeline.py"))
     assert config.coach.to_json() == CoachSection.config().to_json()
     assert config.coach.kind is None
     with resolve(config):
