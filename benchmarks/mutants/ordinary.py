@@ -151,6 +151,15 @@ FAULTS = {
         "a name is a file": ("path if path.endswith('.py') else f'experiments/configs/{path}.py'", "path"),
         "a file may lie in no directory": ("    if not folder.is_dir():", "    if False:"),
     },
+    (M + "cli/collect.py", T + "experiments/test_collect.py"): {
+        "all runs of a group have the first one's pairs": (" if all(pair in part.get", " if any(pair in part.get"),
+        "a step without tokens is looked for": (' if axis == "step" or step in tokens}', "}"),
+        "seeds are averaged place by place": ("seed[step] for seed in seeds]", "list(seed.values())[list(seeds[0]).index(step)] for seed in seeds]"),
+        "a picture is refused when it is drawn": ("        check_picture(_PICTURE.value)\n", "        pass\n"),
+    },
+    (M + "runs/figures.py", T + "experiments/test_collect.py"): {
+        "all runs of a group have the first one's roles": (" if all(role in of_run for of_run in of_runs)", ""),
+    },
     (M + "cli/serve.py", OPTIONS): {
         "a run may have a limit that it does not read": ('("name", "max_prompt", "max_tokens", "thinking")', '("name", "max_prompt", "thinking")'),
     },

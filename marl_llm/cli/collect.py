@@ -13,6 +13,7 @@ role's standardised reward over the training steps in its place, `--figure=turns
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import statistics
@@ -21,7 +22,7 @@ from absl import flags
 
 from marl_llm import reporting
 from marl_llm.reporting import formats
-from marl_llm.runs.command import ConfigError
+from marl_llm.runs.command import ConfigError, check_writable, given_flags, refuse_idle
 from marl_llm.untrusted import read_json_file
 
 LEGEND = "Brackets: of one seed its 95 % interval over tasks; of several the smallest and the largest seed, which is no interval."
@@ -121,7 +122,7 @@ def table(groups: dict[str, list[dict]], beside: dict[str, dict[str, str]] | Non
 
     everyone = [run for runs in groups.values() for run in runs]
     modes = ["greedy", *(["sampled"] if all("sampled" in run["evaluation"] for run in everyone) else [])]
-    budget = min((curve(run, "sampled_tokens")[0][-1] for run in everyone if _tokens(run)), default=0)
+    budget = min((curve(run, "sampled_tokens")[0][-1] for run in everyone if _measured(run)), default=0)
     head = ["runs", "seeds", *(title for mode in modes for title in (f"{mode} before", f"{mode} after", "gain"))]
     head += [f"turns {mode}" for mode in modes] + [f"one role untrained: {' / '.join(modes)}", "sampled tokens"]
     beside = {title: texts for title, texts in (beside or {}).items() if any(texts.values())}
@@ -143,10 +144,10 @@ def table(groups: dict[str, list[dict]], beside: dict[str, dict[str, str]] | Non
         def mean(evaluations, pair):
             return f"{statistics.mean(part['pairs'][pair]['success'] for part in evaluations):.3f}"
 
-        pairs = runs[0]["evaluation"].get("pairs", {})
+        pairs = [pair for pair in parts[0][0].get("pairs", {}) if all(pair in part.get("pairs", {}) for part in itertools.chain(*parts))]
         untrained = [f"{pair.removesuffix(' untrained')} {' / '.join(mean(evaluations, pair) for evaluations in parts)}" for pair in pairs]
         cells += ["; ".join(untrained) or "–", f"{statistics.mean(map(_tokens, runs)):,.0f}"]
-        at_budget = [float(interp(budget, *curve(run, "sampled_tokens"))) for run in runs if _tokens(run)]
+        at_budget = [float(interp(budget, *curve(run, "sampled_tokens"))) for run in runs if _measured(run)]
         cells.append(spread(at_budget) if at_budget else "–")
         floor = [run["evaluation"]["random"]["success"] for run in runs if "random" in run["evaluation"]]
         cells.append(f"{statistics.mean(floor):.3f}" if floor else "–")
@@ -164,11 +165,23 @@ def _tokens(run: dict) -> int:
     return next((m["sampled_tokens"] for m in reversed(run["metrics"]) if "sampled_tokens" in m), 0)
 
 
-def curve(run: dict, axis: str) -> tuple[list[float], list[float]]:
-    """Validation figures of a run over steps, or over the tokens that had been sampled by then."""
+def _measured(run: dict) -> bool:
+    """Whether a run has a validation figure behind tokens that it sampled."""
+    return any(curve(run, "sampled_tokens")[0])
+
+
+def points(run: dict, axis: str) -> dict[int, tuple[float, float]]:
+    """Step -> (x, validation figure) of a run over steps, or over the tokens that had been sampled by then; without steps whose tokens are
+    in no line that can be read."""
     tokens = {0: 0} | {m["step"]: m["sampled_tokens"] for m in run["metrics"] if m["phase"] == "train"}
-    points = [(m["step"], m["success"]) for m in run["metrics"] if m["phase"] == "eval"]
-    return [float(step if axis == "step" else tokens[step]) for step, _ in points], [y for _, y in points]
+    figures = {m["step"]: m["success"] for m in run["metrics"] if m["phase"] == "eval"}
+    return {step: (float(step if axis == "step" else tokens[step]), y) for step, y in figures.items() if axis == "step" or step in tokens}
+
+
+def curve(run: dict, axis: str) -> tuple[list[float], list[float]]:
+    """`points`, as two lists."""
+    x_and_y = points(run, axis).values()
+    return [x for x, _ in x_and_y], [y for _, y in x_and_y]
 
 
 def draw(groups: dict[str, list[dict]], axis: str, path: pathlib.Path) -> None:
@@ -180,8 +193,9 @@ def draw(groups: dict[str, list[dict]], axis: str, path: pathlib.Path) -> None:
             colour, curves = f"C{number}", [curve(run, axis) for run in runs]
             for x, y in curves if len(curves) > 1 else ():
                 axes.plot(x, y, color=colour, alpha=0.25, linewidth=1)
-            points = list(zip(*(list(zip(*c)) for c in curves)))
-            x, y = ([statistics.mean(p[i] for p in point) for point in points] for i in (0, 1))
+            seeds = [points(run, axis) for run in runs]
+            shared = [[seed[step] for seed in seeds] for step in seeds[0] if all(step in seed for seed in seeds)]
+            x, y = ([statistics.mean(point[i] for point in at_step) for at_step in shared] for i in (0, 1))
             axes.plot(x, y, color=colour, linewidth=2, marker="o", markersize=3, label=f"{name}, {len(runs)} seed{'s' * (len(runs) > 1)}")
 
 
@@ -191,6 +205,12 @@ def main(argv) -> None:
     if not named:
         example = "`collect runs/a0 runs/a1`, or --group=A:runs/a0,runs/a1"
         raise ConfigError(f"no run is named, e.g. {example}; `python -m marl_llm runs` lists runs")
+    if _PICTURE.value:
+        check_picture(_PICTURE.value)
+    if not _PICTURE.value or _FIGURE.value != "curves":
+        refuse_idle(given_flags(FLAGS, ("axis",)), "it is of the curves of --picture=FILE.png")
+    if not _PICTURE.value:
+        refuse_idle(given_flags(FLAGS, ("figure",)), "it is for --picture=FILE.png")
     groups = read_groups(named)
     print(f"{headline(groups)}\n\n{table(groups)}\n\n{LEGEND}")
     if _PICTURE.value:
@@ -201,5 +221,12 @@ def main(argv) -> None:
             from marl_llm.runs.figures import draw_figure
 
             draw_figure(groups, _FIGURE.value, path)
-    elif _FIGURE.value != "curves":
-        raise ConfigError(f"--figure={_FIGURE.value} has no effect without --picture=FILE.png")
+
+
+def check_picture(path: str) -> None:
+    """Raises `ConfigError` for a file that cannot be written, or whose name ends in no form of pictures."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    check_writable("picture", path)
+    if pathlib.Path(path).suffix[1:].lower() not in FigureCanvasBase.filetypes:
+        raise ConfigError(f"--picture={path} must end in .png, or in another of {', '.join(sorted(FigureCanvasBase.filetypes))}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from marl_llm.reporting import formats
 from marl_llm.runs.command import ConfigError
 
 
@@ -18,15 +19,16 @@ def role_rewards(run: dict) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     roles = sorted({key.split("/")[1] for line in lines for key in line if key.startswith("role/") and key.endswith("/reward")})
     rewards_by_role = {}
     for role in roles:
-        points = [(line["step"], line[f"role/{role}/reward"]) for line in lines if line.get(f"role/{role}/reward") is not None]
-        steps, rewards = (np.asarray(part, float) for part in zip(*points))
-        rewards_by_role[role] = steps, (rewards - rewards.mean()) / (rewards.std() or 1.0)
+        points = [(line["step"], line[f"role/{role}/reward"]) for line in lines if formats.is_number(line.get(f"role/{role}/reward"))]
+        if points:
+            steps, rewards = (np.asarray(part, float) for part in zip(*points))
+            rewards_by_role[role] = steps, (rewards - rewards.mean()) / (rewards.std() or 1.0)
     return rewards_by_role
 
 
 def turns(run: dict) -> tuple[np.ndarray, np.ndarray]:
     """(steps, turns per play), of the training plays. Raises `ConfigError` for a run that did not train."""
-    points = [(line["step"], line["turns"]) for line in run["metrics"] if line["phase"] == "train" and "turns" in line]
+    points = [(line["step"], line["turns"]) for line in run["metrics"] if line["phase"] == "train" and formats.is_number(line.get("turns"))]
     if not points:
         raise ConfigError("a run without training steps has no turns to draw")
     steps, values = zip(*points)
@@ -72,10 +74,10 @@ def draw_figure(groups: dict[str, list[dict]], figure: str, path: pathlib.Path) 
             lines[name] = [turns(run) for run in runs]
             continue
         of_runs = [role_rewards(run) for run in runs]
-        for role in of_runs[0]:
+        for role in (role for role in of_runs[0] if all(role in of_run for of_run in of_runs)):
             lines[f"{name}: {role}" if len(groups) > 1 else role] = [of_run[role] for of_run in of_runs]
     if not lines:
-        raise ConfigError("--figure=roles: these runs logged no reward per role")
+        raise ConfigError("--figure=roles: these runs logged no reward per role, or none of a role that all runs of a group have")
     with picture(path, "step", "turns per task" if figure == "turns" else "reward, standardised") as axes:
         for number, (name, curves) in enumerate(lines.items()):
             steps, mean, low, high = band(curves)

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from marl_llm.cli.collect import curve, draw, group_runs, headline, read_groups, table
+from marl_llm.cli import collect
+from marl_llm.cli.collect import check_picture, curve, draw, group_runs, headline, read_groups, table
 from marl_llm.runs.base import ConfigError
 from marl_llm.runs.figures import band, draw_figure, role_rewards, turns
 from marl_llm.runs.reported import DOMAINS, TABLE_6, TABLES, TABLES_7_8, reported
@@ -175,3 +176,64 @@ def test_lines_of_other_types_take_no_run_away(tmp_path):
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"phase": "eval", "step": "x"}\n{"phase": [], "step": 1}\n{"phase": "train", "step": 9, "sampled_tokens": {}}\n')
     assert table(read_groups([f"A:{run}"])) == before
+
+
+def test_runs_of_other_roles_are_one_group_of_what_they_share(tmp_path):
+    """Of one whose sampled figures lack a pair too."""
+    runs = [write_run(tmp_path / name, 0.5, 1000) for name in ("a", "b")]
+    path = runs[1] / "evaluation.json"
+    evaluation = json.loads(path.read_text())
+    evaluation["pairs"] = {"coder untrained": part(0.2)} | evaluation["pairs"]
+    path.write_text(json.dumps(evaluation))
+    for order in (runs, runs[::-1]):
+        assert "| answer 0.200 / 0.100 |" in table(read_groups([f"A:{order[0]},{order[1]}"]))
+    path.write_text(json.dumps(evaluation | {"pairs": {"coder untrained": part(0.2)}}))
+    for order in (runs, runs[::-1]):
+        head, _, row = table(read_groups([f"A:{order[0]},{order[1]}"])).splitlines()
+        assert dict(zip(head.split(" | "), row.split(" | ")))["one role untrained: greedy / sampled"] == "–"
+
+    def drawn(*rewards):
+        return {"metrics": [{"phase": "train", "step": 1, f"role/{role}/reward": value} for role, value in rewards]}
+
+    seeds = [drawn(("tool", 1.0), ("planner", 2.0)), drawn(("coder", 1.0), ("planner", 3.0))]
+    draw_figure({"a": seeds}, "roles", tmp_path / "roles.png")
+    with pytest.raises(ConfigError, match="none of a role that all runs of a group have"):
+        draw_figure({"a": [drawn(("tool", 1.0), ("planner", "x")), seeds[1]]}, "roles", tmp_path / "x.png")
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_a_step_whose_tokens_are_in_no_line_is_left_out_of_its_own_curve_alone(tmp_path, monkeypatch):
+    whole, cut = write_run(tmp_path / "a", 0.5, 1000), write_run(tmp_path / "b", 0.7, 1000)
+    for run in (whole, cut):
+        with open(run / "metrics.jsonl", "a") as file:
+            file.write('{"phase": "train", "step": 4, "sampled_tokens": 2000}\n{"phase": "eval", "step": 4, "success": 0.9}\n')
+    lines = (cut / "metrics.jsonl").read_text().splitlines()
+    (cut / "metrics.jsonl").write_text("\n".join(line for line in lines if '"train", "step": 2' not in line))
+    (run,) = read_groups([f"A:{cut}"])["A"]
+    assert curve(run, "sampled_tokens") == ([0.0, 2000.0], [0.1, 0.9])
+    assert curve(run, "step") == ([0.0, 2.0, 4.0], [0.1, 0.7, 0.9])
+    lines = []
+    monkeypatch.setattr("matplotlib.axes.Axes.plot", lambda axes, x, y, **style: lines.append((x, y)))
+    monkeypatch.setattr("matplotlib.axes.Axes.legend", lambda axes: None)
+    draw(read_groups([f"A:{whole},{cut}"]), "sampled_tokens", tmp_path / "curves.png")
+    assert lines[-1] == ([0.0, 2000.0], pytest.approx([0.1, 0.9]))  # the mean, at the steps that both have
+    (cut / "metrics.jsonl").write_text('{"phase": "train", "step": 1, "sampled_tokens": 5}\n{"phase": "eval", "step": 2, "success": 0.2}\n')
+    assert "validation at 2,000 tokens" in table(read_groups([f"A:{whole},{cut}"]))
+
+
+def test_a_picture_that_cannot_be_is_told_before_the_table(tmp_path, capsys):
+    run = write_run(tmp_path / "a", 0.5, 1000)
+    refusals = [("x.xyz", "must end in .png"), ("x", "must end in .png"), ("no/x.png", "there is no directory")]
+    for name, message in refusals:
+        with pytest.raises(ConfigError, match=f"--picture={tmp_path / name}.*{message}"):
+            check_picture(str(tmp_path / name))
+    check_picture(str(tmp_path / "x.PNG"))
+    refusals = [("--picture=x.xyz", "must end in"), ("--axis=step", "--axis would have"), ("--figure=roles", "--figure would have")]
+    for given, message in [*refusals, ("--axis=step --figure=turns --picture=x.png", "--axis would have")]:
+        collect.FLAGS.unparse_flags()
+        collect.FLAGS(["collect", f"--group=A:{run}", *given.split()])
+        with pytest.raises(ConfigError, match=message):
+            collect.main([])
+    for name in collect.FLAGS:
+        collect.FLAGS[name].unparse()
+    assert capsys.readouterr().out == ""
