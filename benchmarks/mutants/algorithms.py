@@ -91,6 +91,7 @@ FAULTS = {
         "k2 without its half": ("value = 0.5 * d**2\n    else", "value = d**2\n    else"),
         "k3+ has k3's gradient": ('if kind.endswith("+"):', 'if kind.endswith("1+"):'),
         "the KL controller is not bounded": ("jnp.clip(as_float(kl) / target - 1, -0.2, 0.2)", "(as_float(kl) / target - 1)"),
+        "the KL controller turns negative": ("jnp.maximum(1 + error * samples / horizon, 0.2)", "(1 + error * samples / horizon)"),
         "the entropy of the untempered policy": ("jax.nn.log_softmax(as_float(logits) / temperature, axis=-1)\n    possible", "jax.nn.log_softmax(as_float(logits), axis=-1)\n    possible"),
         "the smaller value error": ("error = jnp.maximum(error,", "error = jnp.minimum(error,"),
         "the value loss without its half": ("jnp.where(where, 0.5 * error, 0)", "jnp.where(where, error, 0)"),

@@ -265,7 +265,9 @@ def kl(
 def adapt_kl_coef(kl_coef: Scalar, kl: Scalar, *, target: Scalar, samples: Scalar, horizon: Scalar) -> Float[Array, ""]:
     """Steer β so that the measured KL stays near a target (Ziegler et al. 2019; verl's adaptive controller).
 
-    β ← β (1 + clip(KL / target − 1, −0.2, 0.2) · n / horizon)
+    β ← β max(1 + clip(KL / target − 1, −0.2, 0.2) · n / horizon, 0.2)
+
+    The lower bound is ours. Without it a step of five horizons or more turns β negative, and a negative β rewards the KL.
 
     Args:
       kl_coef: β of this step.
@@ -275,7 +277,7 @@ def adapt_kl_coef(kl_coef: Scalar, kl: Scalar, *, target: Scalar, samples: Scala
       horizon: over how many samples β may change by about a fifth.
     """
     error = jnp.clip(as_float(kl) / target - 1, -0.2, 0.2)
-    return kl_coef * (1 + error * samples / horizon)
+    return kl_coef * jnp.maximum(1 + error * samples / horizon, 0.2)
 
 
 @jax.jit

@@ -175,6 +175,12 @@ def test_adaptive_kl(measured, coef):
     np.testing.assert_allclose(rl.adapt_kl_coef(0.4, measured, target=0.02, samples=32, horizon=1000), coef, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("samples", "factor"), [(100, 0.6), (200, 0.2), (250, 0.2), (512, 0.2)])
+def test_a_step_of_many_horizons_does_not_turn_the_kl_coefficient_negative(samples, factor):
+    np.testing.assert_allclose(rl.adapt_kl_coef(0.1, 0.001, target=0.02, samples=samples, horizon=50), 0.1 * factor, rtol=1e-6)
+    np.testing.assert_allclose(rl.adapt_kl_coef(0.1, 1.0, target=0.02, samples=samples, horizon=50), 0.1 * (1 + samples / 250), rtol=1e-6)
+
+
 class TestMasks:
     def test_only_bad_responses_that_moved_away_are_left_out(self):
         # Means of the gap over the unmasked tokens: 1.0, 1.0, 0.25, and a row without tokens.
