@@ -147,6 +147,7 @@ FAULTS = {
     },
     (A + "recipe_rules.py", T + "test_recipes.py"): {
         "cispo is clipped as the ratio": ('"cispo": (1.0, 4.0)', '"cispo": (0.2, 0.2)', T + "test_recipe_fields.py"),
+        "running means follow advantages of one's own": ('and r.advantage_estimator == "ema",', 'and r.advantage_estimator == "none",'),
         "a tree may wait for its outcome": ('r.sampling == "tree" and r.returns in (', 'r.sampling == "none" and r.returns in ('),
     },
 }

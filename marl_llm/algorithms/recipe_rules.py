@@ -144,6 +144,10 @@ def contradictions(r: Recipe) -> list[tuple[bool, str]]:
             r.advantages is not None and r.advantage_estimator == "critic",
             "advantages of your own are one number per sample, and advantage_estimator='critic' has one per token: use another recipe.",
         ),
+        (
+            r.advantages is not None and r.advantage_estimator == "ema",
+            "advantage_estimator='ema' reads its running means off its own advantages, and advantages are of your own: use another recipe.",
+        ),
     ]
 
 
@@ -198,7 +202,7 @@ def without_effect(r: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
             "policy_loss is a function of your own",
         ),
         (
-            ("baseline", "scale_advantages", "ddof", "epsilon", "statistics_weight", "singleton", "ema_decay"),
+            ("baseline", "scale_advantages", "ddof", "epsilon", "statistics_weight", "singleton"),
             r.advantages is not None,
             "advantages is a function of your own",
         ),

@@ -283,6 +283,8 @@ class TestFunctionsOfOnesOwn:
             rl.make_recipe("grpo", **fields)
         with pytest.raises(ValueError, match="one number per sample, and advantage_estimator='critic' has one per token"):
             rl.make_recipe("ppo", advantages=own_advantages)
+        with pytest.raises(ValueError, match="'ema' reads its running means off its own advantages"):
+            rl.make_recipe("spiral", advantages=own_advantages)
 
     def test_a_result_of_another_shape_is_refused(self):
         recipe = rl.make_recipe("grpo", policy_loss=lambda log_probs, *_: log_probs.sum())
