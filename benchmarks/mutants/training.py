@@ -249,6 +249,10 @@ FAULTS = {
         "a device needs adapters whole": ("return Work(flops / tensor, state", "return Work(once * (3 + again) / tensor + flops - once * (3 + again), state"),
         "a prompt's scores are a square": ("seen = prompt * prompt / 2 +", "seen = prompt * prompt +"),
     },
+    (R + "sweep.py", T + "test_sweep.py::test_teams_that_differ_are_refused"): {
+        "the first team's models begin as all teams' do": ("team._families() == first._families()", "True"),
+        "the first team's options are all teams'": ("if why := _unsweepable(team):", "if why := _unsweepable(first):"),
+    },
     (R + "train_state.py", T + "test_memory.py"): {
         "a step is made from moments that may not be kept": ("return step(state) if step", "return step(new) if step"),
     },

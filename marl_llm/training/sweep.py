@@ -285,7 +285,7 @@ def check_alike(teams: Sequence[CompiledTeam]) -> None:
     """Raises `SweepError` naming what keeps these teams from training in one program."""
     if not teams:
         raise SweepError("a sweep needs at least one team")
-    first, recipe = teams[0], teams[0].options.recipe
+    first = teams[0]
     for team in teams:
         if not isinstance(team, CompiledTeam):
             raise SweepError(f"a {type(team).__name__} cannot be swept: sweeps are of games that are played compiled")
@@ -295,25 +295,31 @@ def check_alike(teams: Sequence[CompiledTeam]) -> None:
             ("options", team.options == first.options),
             ("assignment", team.assignment == first.assignment),
             ("models' shapes", shapes[0] == shapes[1]),
+            ("groups of models that begin alike", team._families() == first._families()),
         ):
             if not same:
                 raise SweepError(f"teams of a sweep differ in their {part}; they may differ in seeds, parameters and learning rates")
-    extra = [name for name, learner in first.learners.items() if learner.base is not None or learner.spec.options is not None]
+        if why := _unsweepable(team):
+            raise SweepError(f"a sweep cannot have {why}: train these teams one by one")
+
+
+def _unsweepable(team: CompiledTeam) -> str:
+    """What a team has that a sweep cannot have; empty if there is nothing."""
+    recipe = team.options.recipe
     reasons = {
-        "a critic": first.options.has_critic,
+        "a critic": team.options.has_critic,
         "a KL to the start": bool(recipe.kl_coef),
         "running means (advantage_estimator='ema')": recipe.advantage_estimator == "ema",
         "the entropies of a whole step": "entropy_threshold" in needs(recipe),
         "truncated responses left out of the loss": recipe.mask_truncated,
         "teachers (distill_coef)": recipe.distill_coef > 0,
         "replays (returns='counterfactual')": recipe.returns == "counterfactual",
-        "adapters or options of one model's own": bool(extra),
-        "models on devices of their own": first.split,
-        "tasks that are played in place of others (refills)": bool(first.refills.limit),
-        "past selves (league)": first.league is not None,
+        "adapters or options of one model's own": any(x.base is not None or x.spec.options is not None for x in team.learners.values()),
+        "models on devices of their own": team.split,
+        "tasks that are played in place of others (refills)": bool(team.refills.limit),
+        "past selves (league)": team.league is not None,
     }
-    if conflicts := [reason for reason, present in reasons.items() if present]:
-        raise SweepError(f"a sweep cannot have {conflicts[0]}: train these teams one by one")
+    return next((reason for reason, present in reasons.items() if present), "")
 
 
 def stacked_rows(rows: Sequence[PackedRows]) -> PackedRows:

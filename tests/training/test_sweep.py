@@ -118,6 +118,11 @@ def test_teams_that_differ_are_refused():
         Sweep([])
     with pytest.raises(SweepError, match="differ in their options"):
         Sweep([team(1), team(2, dataclasses.replace(OPTIONS, minibatch=8))])
+    models = {name: ModelSpec(SHAPE, init_params(SHAPE, jax.random.key(number))) for number, name in enumerate(("one", "two"))}
+    with pytest.raises(SweepError, match="differ in their groups of models that begin alike"):  # the first team's warm-up is one for both
+        Sweep([team(1), make_team(GAME, ASSIGNMENT, models, OPTIONS, make_mesh(1))])
+    with pytest.raises(SweepError, match=r"a sweep cannot have tasks .* \(refills\)"):
+        Sweep([team(1), team(2, refills=1)])
 
 
 def test_rows_of_teams_are_filled_up_with_empty_ones():
