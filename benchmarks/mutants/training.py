@@ -104,7 +104,7 @@ FAULTS = {
         "options that a model's optimizer does not read stand": ("(own, f\"models.{[*own, ''][0]}.optimizer", "(False, f\"models.{[*own, ''][0]}.optimizer"),
     },
     (R + "steps.py", T + "test_packed_update.py " + T + "test_update.py"): {
-        "samples left out do not count": ("n = jnp.maximum(n * ", "n = jnp.maximum(n + 0 * "),
+        "samples left out do not count": ("jnp.maximum(n * denominator_scale", "jnp.maximum(n + 0 * denominator_scale"),
         "the gap is the last micro-batch's": ("gap = jnp.maximum(kept.gap, sums.gap)", "gap = sums.gap"),
         "each device divides by its own count": (
             "total, n, parts, gradient = summed((sums.total, sums.count, sums.parts, gradient), axis)",
