@@ -99,8 +99,8 @@ FAULTS = {
         "a comparison knows no clusters": ("groups.setdefault(alike[task] or task, [])", "groups.setdefault(task, [])"),
         "a comparison's tasks without a cluster are one": ("groups.setdefault(alike[task] or task, [])", "groups.setdefault(alike[task], [])"),
         "an interval's tasks without a cluster are one": ("outcome.cluster or outcome.task for outcome", "outcome.cluster for outcome"),
-        "the best of several reads the headline alone": ("outcome.score if metric == self.headline else outcome.team[metric]", "outcome.score"),
-        "aborted plays may be the best": ("for outcome in self.played:\n            if metric", "for outcome in self.outcomes:\n            if metric"),
+        "the best of several reads the headline alone": (".append(measured[metric])", ".append(outcome.score)"),
+        "aborted plays may be the best": ("for outcome in self.played:\n            measured", "for outcome in self.outcomes:\n            measured"),
     },
     (G + "kit/board_pay.py", BOARDS): {
         "outcome pays what cannot be read": ("(well_formed & solved).astype(jnp.float32), local", "solved.astype(jnp.float32), local"),
