@@ -101,7 +101,7 @@ def tool_doors() -> dict[str, Door]:
 
     def conversation(message: Input) -> Heard:
         for ids in ([i % BYTES.vocab_size for i in message.ids], BYTES.encode(read_text(message.text).value)):
-            reply = chat.read(chat.reply(asked, ids))
+            reply = chat.read(chat.reply(asked, ids), True)
             read_value([dict(call.arguments) for call in reply.tool_calls])
         return Heard()
 

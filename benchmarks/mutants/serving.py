@@ -83,6 +83,7 @@ FAULTS = {
         "a called name has any length": (" or len(function[\"name\"]) > LONGEST_NAME:", ":"),
         "a strict tool's schema is taken as it is": ("        check_schema(function.get(\"parameters\", {}), f\"{where}.function.parameters\")\n", "        pass\n"),
         "every tool's schema is looked at": ("    if strict:\n", "    if True:\n"),
+        "half a character of a call is told": ("text = read_text(json.dumps(dict(arguments), ensure_ascii=False)).value", "text = json.dumps(dict(arguments), ensure_ascii=False)"),
         "any tool may be named": ("if function[\"name\"] not in names:", "if False:"),
     },
     (S + "sessions.py", SESSIONS): {
@@ -138,6 +139,7 @@ FAULTS = {
     },
     (S + "policy.py", TOOLS): {
         "a reply that ends at a stop text is cut off": ("text = shown if ended else", "text = shown if read.finished else"),
+        "a stream without tools hides what looks like a call": ("request.stop_strings, model_request.reads_calls), []", "request.stop_strings, True), []"),
         "calls before a stop text are not read": ("if ended and not read.finished:", "if False:"),
         "what is behind a stop text is read": ("until_stop = said[:begin] + text_before(said[begin:], model_request.options.stop or ())", "until_stop = said"),
         "the prompt's own words hold the stop text": ("begin = len(self.renderer.tokenizer.decode(opening))", "begin = 0"),

@@ -18,6 +18,8 @@ FAULTS = {
         "another end is no rewriting": (" and self._ends_alike(text[end:], last.reply)", ""),
         "dropped newlines stay": ("while self._drops_newlines and cut", "while False and cut"),
         "an option that nobody reads passes": ("if name not in self.template.source]:", "if False]:"),
+        "calls are read where no tools were offered": ("self.call_reader if reads_calls or conversation.tools else None", "self.call_reader", T + "test_tool_calls.py"),
+        "answers of tools that were not offered answer no call": ("reply = self.read(conversation, hears_tools)", "reply = self.read(conversation)", T + "test_tool_calls.py"),
         "private signs of contents are lost": ("match: chr(int(match.group(1), 16)) if match.group(1) else \"\"", "match: \"\""),
     },
     (X + "spans.py", T + "test_spans.py"): {
@@ -33,11 +35,11 @@ FAULTS = {
         "the second call of a line is lost": ("place < len(body) and body[place] == \";\"", "place < len(body) and body[place] == \",\""),
         "a null parameter is a text": (" and value.strip() != \"null\"", ""),
         "the longest call is too long": ("if len(body) > LONGEST:", "if len(body) >= LONGEST:"),
-        "a call has any arguments": ("return ToolCall(*read.value) if read.ok and len(read.value[0]) <= LONGEST_NAME else None", "return call"),
+        "a call has any arguments": ("return ToolCall(read.value[0], call.arguments) if read.ok and len(read.value[0]) <= LONGEST_NAME else None", "return call"),
         "a call's name has any length": ("if read.ok and len(read.value[0]) <= LONGEST_NAME else None", "if read.ok else None"),
         "an invented name of just the most characters is broken": ("len(read.value[0]) <= LONGEST_NAME", "len(read.value[0]) < LONGEST_NAME"),
         "arguments that are no JSON end the reading": ("except (TypeError, ValueError, RecursionError):  # a set", "except (ValueError, RecursionError):  # a set"),
-        "a call is not told as JSON holds it": ("return ToolCall(*read.value) if read.ok", "return call if read.ok"),
+        "a call has a name that is no valid text": ("return ToolCall(read.value[0], call.arguments) if read.ok", "return call if read.ok"),
         "arguments without names are read": ("or tree.args:", "or False:"),
     },
     (X + "replies.py", T + "test_tool_calls.py"): {

@@ -191,8 +191,7 @@ class PolicyAnswers:
         self, model_request: ModelRequest, conversation: Any, request: Request, chunks: queue.SimpleQueue, say: Callable[[str], None]
     ) -> str:
         """Streams the certain part of a reply while it is drawn, and gives all that was streamed."""
-        hides_calls = model_request.reads_calls or not model_request.tools
-        certain, pieces = CertainText(self.renderer, conversation, request.stop_strings, hides_calls), []
+        certain, pieces = CertainText(self.renderer, conversation, request.stop_strings, model_request.reads_calls), []
         while (chunk := chunks.get()) is not None:
             if piece := certain.read(chunk.tolist()):
                 say(piece)

@@ -16,7 +16,7 @@ from marl_llm.serving.json_schema import check_schema
 from marl_llm.text import Message as Said
 from marl_llm.text import ToolCall
 from marl_llm.text.tool_calls import ARGUMENTS, LONGEST_NAME
-from marl_llm.untrusted import read_json
+from marl_llm.untrusted import read_json, read_text
 
 MAX_TOOLS = 256
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -178,8 +178,8 @@ def _read_call(call: Any, where: str) -> dict[str, Any]:
 
 
 def call_of(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A call in OpenAI's form."""
-    text = json.dumps(dict(arguments), ensure_ascii=False)
+    """A call in OpenAI's form, with valid texts, as a client reads them from JSON."""
+    text = read_text(json.dumps(dict(arguments), ensure_ascii=False)).value
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 
 

@@ -295,8 +295,9 @@ class Chat:
         if not messages or not foreign and any(m.role == "assistant" for m in messages):
             raise ValueError("extend takes at least one message, of users, tools or the system; an assistant's is added by reply")
         number, last = len(conversation.turns) - 1, conversation.turns[-1]
-        reply = self.read(conversation)
-        answered = reply.tool_calls if any(m.role == "tool" for m in messages) else ()
+        hears_tools = any(m.role == "tool" for m in messages)
+        reply = self.read(conversation, hears_tools)
+        answered = reply.tool_calls if hears_tools else ()
         all_messages = (*conversation.messages, self._slotted(reply, answered, number), *map(self._guarded, messages))
         try:
             text = self._render(all_messages, conversation.tools, True)
@@ -395,11 +396,11 @@ class Chat:
         text = self._render([Message("user", "?"), message, Message("user", "?")], (), False)
         return not text[: max(0, text.find(slot(0)))].endswith("\n\n")
 
-    def read(self, conversation: Conversation) -> Reply:
-        """The last reply as text: thinking, content, and tool calls. Never fails on what a policy may have said."""
+    def read(self, conversation: Conversation, reads_calls: bool = False) -> Reply:
+        """The last reply as text: thinking, content, and calls if tools were offered, or `reads_calls`. Never fails on what it says."""
         turn = conversation.turns[-2] if conversation.waiting and len(conversation.turns) > 1 else conversation.turns[-1]
         finished = turn.reply[-1:] != () and turn.reply[-1] in self.stop_ids
-        return read_reply(self._text_of(turn), finished, self.thinks, self.call_reader)
+        return read_reply(self._text_of(turn), finished, self.thinks, self.call_reader if reads_calls or conversation.tools else None)
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern:

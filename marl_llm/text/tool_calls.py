@@ -187,12 +187,12 @@ def _python_call(tree: ast.expr) -> ToolCall:
 
 
 def sendable(call: ToolCall) -> ToolCall | None:
-    """The call with valid texts, as a client reads it from JSON; None if JSON cannot hold it within the bounds."""
+    """The call, by a name that is a valid text; None if JSON cannot hold it within the bounds."""
     try:
         read = read_json(json.dumps([call.name, dict(call.arguments)]), ARGUMENTS)
     except (TypeError, ValueError, RecursionError):  # a set, bytes, a complex number, a key that is no text
         return None
-    return ToolCall(*read.value) if read.ok and len(read.value[0]) <= LONGEST_NAME else None
+    return ToolCall(read.value[0], call.arguments) if read.ok and len(read.value[0]) <= LONGEST_NAME else None
 
 
 READERS: dict[str, CallReader] = {

@@ -220,8 +220,8 @@ def test_a_request_that_was_turned_away_has_a_draw_of_its_own_and_one_that_had_a
         assert len(server.episodes.take(name, "unpaid").replies) == len(engine.asked) == 3
 
 
-@pytest.mark.parametrize("finish", ["timeout", "cancelled"])
-def test_a_reply_that_a_time_limit_cut_off_is_no_sample_of_an_episode(finish):
+@pytest.mark.parametrize(("finish", "expected"), [("timeout", 500), ("cancelled", 500), ("length", 200)])
+def test_a_reply_that_a_time_limit_cut_off_is_no_sample_of_an_episode(finish, expected):
     class LateEngine(ScriptedEngine):
         def submit(self, request, on_tokens=None):
             done = dataclasses.replace(super().submit(request, on_tokens).result(), finish=finish)
@@ -232,8 +232,8 @@ def test_a_reply_that_a_time_limit_cut_off_is_no_sample_of_an_episode(finish):
     with EpisodeServer({"m": answers}) as server:
         name = server.episodes.open((0, 7))
         status, _, said = post(server, BODY, f"/episodes/{name}/v1/chat/completions")
-        assert (status, server.episodes.take(name, "unpaid").replies) == (500, [])
-        assert "time limit" in json.loads(said)["error"]["message"]
+        assert (status, len(server.episodes.take(name, "unpaid").replies)) == (expected, int(expected == 200))
+        assert expected == 200 or "time limit" in json.loads(said)["error"]["message"]
     with ChatServer({"m": answers}) as server:  # nobody trains on it: what there is
         assert json.loads(post(server, BODY)[2])["choices"][0]["finish_reason"] == "length"
 
@@ -241,7 +241,8 @@ def test_a_reply_that_a_time_limit_cut_off_is_no_sample_of_an_episode(finish):
 def test_top_log_probs_are_refused_where_replies_are_not_drawn_greedily(engine):
     engine.go.set()
     answers = policy_answers(engine, "m", chat_of("qwen2.5"), max_prompt=2000, max_tokens=400)
-    body = BODY | {"temperature": 0, "logprobs": True, "top_logprobs": 1}
-    for temperature, expected in ((1.0, 400), (0.0, 200)):
+    body = BODY | {"temperature": 0, "logprobs": True}
+    for temperature, top, expected in ((1.0, 1, 400), (0.0, 1, 200), (1.0, 0, 200)):
         with EpisodeServer({"m": answers}, temperature) as server:
-            assert post(server, body, f"/episodes/{server.episodes.open((0, 7))}/v1/chat/completions")[0] == expected
+            path = f"/episodes/{server.episodes.open((0, 7))}/v1/chat/completions"
+            assert post(server, body | {"top_logprobs": top}, path)[0] == expected

@@ -170,6 +170,9 @@ class Dripping:
         return types.SimpleNamespace(result=lambda: done, cancel=lambda: None)
 
 
+UNASKED_CALL = 'Look <tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'  # text, where no tools are offered
+
+
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 @pytest.mark.parametrize(
     ("mode", "drawn", "said"),
@@ -178,11 +181,11 @@ class Dripping:
         ("on", "No thought.<|im_end|>", "No thought."),
         ("on", "<think>\nnever ends", "<think>\nnever ends"),  # cut off: all that there is, at the end
         ("off", "Yes é.<|im_end|>", "Yes é."),
-        ("off", 'Look <tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><|im_end|>', "Look"),
+        ("off", f"{UNASKED_CALL}<|im_end|>", UNASKED_CALL),
         ("off", "a <b> c</b><|im_end|>", "a <b> c</b>"),
     ],
 )
-def test_a_chat_formats_thinking_and_tool_calls_are_no_part_of_a_stream(mode, drawn, said, size):
+def test_a_chat_formats_thinking_is_no_part_of_a_stream(mode, drawn, said, size):
     tokenizer = ByteTokenizer(NEEDS, ("<|im_end|>",))
     chat, pieces = Chat(tokenizer, QWEN3, {"enable_thinking": mode == "on"}), []
     parts = re.split(f"({'|'.join(map(re.escape, NEEDS))})", drawn)

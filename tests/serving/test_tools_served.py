@@ -79,6 +79,7 @@ def test_tools_answers_stand_in_the_order_of_the_calls():
         (ended('a <tool_call>{"name": 3}</tool_call>'), "auto", 'a <tool_call>{"name": 3}</tool_call>', 0, 1),
         (ended(f"{CALL}<tool_call>oh</tool_call>"), "auto", f"{CALL}<tool_call>oh</tool_call>", 0, 1),
         (ended("<tool_call>{"), "auto", "<tool_call>{", 0, 1), ("<tool_call>{", "auto", "<tool_call>{", 0, 1),
+        (CALL, "auto", CALL, 0, 0),
     ],
 )  # fmt: skip
 def test_what_is_drawn_is_told_alike_streaming_and_not(drawn, choice, text, calls, malformed, size):
@@ -197,6 +198,19 @@ def test_a_strange_schema_is_a_misfit_and_never_an_exception():
             check_schema(schema)
 
 
+@pytest.mark.parametrize(
+    ("family", "drawn"),
+    [("llama3.2", '{"name": "Ann", "parameters": {"a": 1}}'), ("qwen2.5", f"So {CALL}"), ("mistral_nemo", "[TOOL_CALLS] is how")],
+)
+def test_where_no_tools_are_offered_nothing_is_a_call(family, drawn):
+    with ChatServer({"m": scripted(ended(drawn, family), family=family)}) as server:
+        message = ask(server)["choices"][0]["message"]
+        deltas = [event["choices"][0]["delta"] for event in events(server)]
+    assert message == {"role": "assistant", "content": drawn}
+    assert [delta["content"] for delta in deltas if delta.get("content")] != [drawn]  # it was streamed in pieces
+    assert "".join(delta.get("content") or "" for delta in deltas) == drawn
+
+
 def test_a_schema_that_nobody_checks_may_say_anything():
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "pattern": "a"}}}
     with ChatServer({"m": scripted(ended("x"))}) as server:
@@ -222,12 +236,12 @@ def test_a_tag_in_a_calls_argument_is_no_end_of_a_thought_in_a_stream(behind, te
 
 @pytest.mark.parametrize("name", ["search the web", "", "a" * 200, "\N{SNOWMAN} <|im_end|>"])
 def test_a_program_can_answer_the_call_of_a_tool_that_the_model_invented(name):
-    drawn = f'<tool_call>{{"name": {json.dumps(name)}, "arguments": {{"x": 3}}}}</tool_call>'
+    drawn = f'<tool_call>{{"name": {json.dumps(name)}, "arguments": {{"x": "\\ud83d"}}}}</tool_call>'
     with ChatServer({"m": scripted(drawn, ended("Oh."))}) as server:
         server.models["m"].engine._drawn[0] = [*chat_of("qwen2.5").tokenizer.encode(drawn), *chat_of("qwen2.5").stop_ids[:1]]
         message = ask(server, tools=[LOOK])["choices"][0]["message"]
         [told] = message["tool_calls"]
-        assert told["function"]["name"] == name
+        assert (told["function"]["name"], json.loads(told["function"]["arguments"])) == (name, {"x": "\ufffd"})
         history = [USER, message, {"role": "tool", "tool_call_id": told["id"], "content": "There is no such tool."}]
         assert ask(server, tools=[LOOK], messages=history)["choices"][0]["message"]["content"] == "Oh."
 
@@ -272,7 +286,9 @@ def test_a_reply_that_ends_at_a_stop_text_is_whole(drawn, thinking, stop, text, 
         deltas = [event["choices"][0]["delta"] for event in events(served, tools=tools, stop=[stop])]
     assert "".join(delta.get("content") or "" for delta in deltas) == text
     with server() as served:
-        body = {"model": "m", "messages": [USER], "max_tokens": 400, "stop_sequences": [stop]}
+        tools = [{"name": "look", "input_schema": {}}] if tools else []
+        body = {"model": "m", "messages": [USER], "max_tokens": 400, "stop_sequences": ["No.", stop], "tools": tools}
         status, _, said = post(served, body, "/v1/messages")
     answer = json.loads(said)
-    assert (status, answer["stop_reason"], answer["stop_sequence"]) == (200, "stop_sequence", stop)
+    expected = ("tool_use", None) if calls else ("stop_sequence", stop)
+    assert (status, answer["stop_reason"], answer["stop_sequence"]) == (200, *expected)

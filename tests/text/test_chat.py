@@ -197,11 +197,11 @@ def test_replies_are_read_whatever_they_say():
         return [i for p in parts for i in ([QWEN.special_ids[p]] if p in QWEN.special_ids else QWEN.encode(p))]
 
     good = special("Look.\n", "<tool_call>", '\n{"name": "look", "arguments": {"x": 1}}\n', "</tool_call>", "<|im_end|>")
-    reply = chat.read(chat.reply(chat.start(ASK), good))
+    reply = chat.read(chat.reply(chat.start(ASK), good), True)
     assert reply.tool_calls == (ToolCall("look", {"x": 1}),)
     assert (reply.content, reply.broken_calls, reply.finished) == ("Look.", (), True)
     for body in ("{", "[]", '{"name": 3, "arguments": {}}', '{"name": "a"}', '{"name": "a", "arguments": "b"}', "[" * 100_000):
-        broken = chat.read(chat.reply(chat.start(ASK), special("<tool_call>", body, "</tool_call>")))
+        broken = chat.read(chat.reply(chat.start(ASK), special("<tool_call>", body, "</tool_call>")), True)
         assert broken.broken_calls == (body,)
         assert broken.tool_calls == ()
         assert not broken.finished
@@ -266,7 +266,7 @@ def test_tags_in_a_calls_arguments_and_behind_the_thinking_are_text():
 
     def read(*parts):
         ids = [i for part in parts for i in ([tokenizer.special_ids[part]] if part in tokenizer.special_ids else tokenizer.encode(part))]
-        return chat.read(chat.reply(chat.start([Message("user", "hi")]), [*ids, tokenizer.special_ids["<|im_end|>"]]))
+        return chat.read(chat.reply(chat.start([Message("user", "hi")]), [*ids, tokenizer.special_ids["<|im_end|>"]]), True)
 
     for text in ("see </think> there", "see </tool_call> there", "<tool_call> </tool_call>", "<think>"):
         call = "<tool_call>\n" + json.dumps({"name": "write", "arguments": {"text": text}}) + "\n</tool_call>"

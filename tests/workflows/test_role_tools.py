@@ -34,7 +34,7 @@ def asked(name, **arguments):
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def play(answers, n=1, **options):
+def play(answers, n=1, tools=(TOOL,), **options):
     class Chats(Says):
         async def generate(self, request):
 
@@ -42,7 +42,7 @@ def play(answers, n=1, **options):
             tokens = np.asarray([*TOKENIZER.encode(answers[len(self.requests) - 1]), TOKENIZER.eos_id], np.int32)
             return Completion(tokens, -np.ones(tokens.size), -np.ones(tokens.size), np.ones(tokens.size), "stop", 0)
 
-    role = Role("a", "{question}", parse=plain("a"), writes={"a": ""}, tools=(TOOL,), **options)
+    role = Role("a", "{question}", parse=plain("a"), writes={"a": ""}, tools=tools, **options)
     team = Workflow("w", role, inputs=("question",))
     generator = Chats(None)
     with Controller(team, shared(team), generator, CHAT) as controller:
@@ -64,6 +64,12 @@ def test_every_prompt_extends_the_one_before_and_the_answers_stand_in_it():
     assert "Looks a word up." in TOKENIZER.decode(first.prompt_ids)
     assert len({request.seed for request in generator.requests}) == 3
     assert [event.parents for event in way.events[1:]] == [(event.id,) for event in way.events[:-1]]
+
+
+def test_a_role_without_tools_calls_none():
+    text = "So " + asked("lookup", word="x")
+    rollout, _ = play([text], tools=())
+    assert rollout.trajectories[0].fields["a"] == text
 
 
 @pytest.mark.parametrize(
