@@ -38,9 +38,9 @@ FIELDS = dataclasses.fields(Sizes)
 def rows_of_process(part: str, sizes: Sizes, limit_s: float, quick: bool) -> Iterator[dict]:
     """The rows of a part that runs in a process of its own, and one more if that ends badly. `quick`: see `serve`."""
     flags = ["--quick"] * quick + [f"--{name}={value}" for name, value in dataclasses.asdict(sizes).items()]
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as errors:
         command = [sys.executable, "-m", "benchmarks.accelerator", f"--part={part}", *flags]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=said, text=True)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
         watch = threading.Timer(limit_s, process.kill)
         watch.start()
         try:
@@ -52,8 +52,8 @@ def rows_of_process(part: str, sizes: Sizes, limit_s: float, quick: bool) -> Ite
             watch.cancel()
             process.kill()
         if code:
-            said.seek(0)
-            yield {"part": part, "failed": f"the process ended with {code}: {' / '.join(said.read().strip().splitlines()[-3:])[-500:]}"}
+            errors.seek(0)
+            yield {"part": part, "failed": f"the process ended with {code}: {' / '.join(errors.read().strip().splitlines()[-3:])[-500:]}"}
 
 
 def serve(part: str, sizes: Sizes, quick: bool) -> None:
@@ -229,15 +229,15 @@ def measure(parts: list[str], tiny: bool, given: dict, output: pathlib.Path, lim
     command = shlex.join(["python", "-m", "benchmarks.accelerator", *sys.argv[1:]])
     commit, platform = commit_of(ROOT), ""  # before the page is written
     for part in ["device", *(name for name in parts if name != "device")]:
-        for found in rows_of_process(part, sizes, limit_s, platform == "cpu"):
-            rows.append(found)
-            print(json.dumps(found), flush=True)
-            platform = found.get("platform", platform)
+        for row in rows_of_process(part, sizes, limit_s, platform == "cpu"):
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+            platform = row.get("platform", platform)
         if part == "device" and platform not in ("", "cpu") and not tiny:
             sizes = dataclasses.replace(LARGE, **given)
         output.write_text(page(rows, sizes, command, commit))  # after each part: a lent machine may go before the last
-    print(f"{output}: {sum('failed' in one for one in rows)} of {len(rows)} rows failed", file=sys.stderr)
-    return int(any("failed" in one for one in rows))
+    print(f"{output}: {sum('failed' in result for result in rows)} of {len(rows)} rows failed", file=sys.stderr)
+    return int(any("failed" in result for result in rows))
 
 
 if __name__ == "__main__":

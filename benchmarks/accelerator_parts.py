@@ -140,8 +140,8 @@ def device_rows(sizes: Sizes) -> Iterator[dict]:
     for dtype in dict.fromkeys(("float32", sizes.compute_dtype)):
 
         def measure(dtype=dtype):
-            found = limits(dtype)
-            out = {"gflops": found.flops / 1e9, "gb_per_s": found.bandwidth / 1e9}
+            limit = limits(dtype)
+            out = {"gflops": limit.flops / 1e9, "gb_per_s": limit.bandwidth / 1e9}
             return out | ({"sheet_gflops": sheet.flops / 1e9, "sheet_gb_per_s": sheet.bandwidth / 1e9} if sheet else {})
 
         yield row("device", {"dtype": dtype}, measure)
@@ -284,10 +284,10 @@ def log_prob_rows(sizes: Sizes, dtypes=("float32", "bfloat16")) -> Iterator[dict
 
     def measure(source, dtype: str) -> dict:
         with precision("highest" if dtype == "float32" else None):
-            tokens, found = source(dataclasses.replace(config, compute_dtype=dtype, attention="auto"))
+            tokens, log_probs = source(dataclasses.replace(config, compute_dtype=dtype, attention="auto"))
         with precision("highest"):
             want = score(config, jnp.asarray(tokens))
-        gap, bound = np.abs(np.asarray(found, np.float64) - np.asarray(want, np.float64)), log_prob_gap_bound(dtype)
+        gap, bound = np.abs(np.asarray(log_probs, np.float64) - np.asarray(want, np.float64)), log_prob_gap_bound(dtype)
         figures = {"largest_nats": float(gap.max()), "mean_nats": float(gap.mean()), "bound": bound}
         return figures | within(float(gap.max()), bound, "a gap in nats of")
 

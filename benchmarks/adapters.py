@@ -135,7 +135,7 @@ def measure(args) -> dict:
             worker.close()
 
     def of(name, part):
-        return [one[part] for one in figures[name]]
+        return [repeat[part] for repeat in figures[name]]
 
     out = {"benchmark": "adapters", "model": pathlib.Path(args.model).name, "threads": args.threads, "repeats": args.repeats}
     out |= {name: getattr(args, name) for name in ("prompts", "samples", "prompt", "response", "rank", "roles", "remat", "platform")}

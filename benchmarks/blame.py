@@ -49,7 +49,7 @@ def shares(played: Sequence[tuple[Any, list[Any]]], scores: Sequence[float | Non
     for fault, views in played:
         verdicts[fault.name].append(right(fault.role, views, scores[at : at + len(views)]))
         at += len(views)
-    every = [one for some in verdicts.values() for one in some]
+    every = [verdict for some in verdicts.values() for verdict in some]
     return {"right": round(sum(every) / len(every), 4), "plays": len(every)} | {
         "faults": {name: round(sum(some) / len(some), 4) for name, some in verdicts.items()}
     }
@@ -100,7 +100,7 @@ def of_small(folder: pathlib.Path, tables: int) -> dict[str, Any]:
     scores = scores_of(folder, read_record(folder, environment.guide)["max_prompt"], environment.guide, views)
     wanted = [rubric_value(view, environment.guide) for view in views]
     gaps = [abs(a - b) for a, b in zip(scores, wanted, strict=True) if a is not None]
-    known = {"missing": sum(one is None for one in scores), "mae": round(sum(gaps) / max(1, len(gaps)), 3)}
+    known = {"missing": sum(score is None for score in scores), "mae": round(sum(gaps) / max(1, len(gaps)), 3)}
     return {"end": shares(played, scores) | known}
 
 

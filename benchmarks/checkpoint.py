@@ -70,7 +70,7 @@ def main() -> None:
                 checkpoints.wait()
                 for seconds, value in zip(times[way].values(), (saved, whole, after)):
                     seconds.append(value)
-        one, two = (arrays(folder / way) for way in ways)
+        first, second = (arrays(folder / way) for way in ways)
 
     def spread(seconds):
         return [round(of(seconds[1:]), 4) for of in (statistics.median, min, max)]
@@ -80,8 +80,8 @@ def main() -> None:
         "update_s": round(alone, 4),
         "checkpoint_mb": round(sum(x.nbytes for x in jax.tree.leaves(policies)) / 1e6),
         "saves": options.saves,
-        "arrays_compared": len(one),
-        "equal": one.keys() == two.keys() and all(equal(one[name], two[name], 0.0) for name in one),
+        "arrays_compared": len(first),
+        "equal": first.keys() == second.keys() and all(equal(first[name], second[name], 0.0) for name in first),
         "hardware": f"{os.cpu_count()} CPU cores ({platform.machine()})",
         "jax": jax.__version__,
     }

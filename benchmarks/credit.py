@@ -81,7 +81,7 @@ def measure(plays: int, noise: float, sighted: float) -> dict[str, Any]:
         right = verdicts(value, mine & alive, alive)
         shares = {"right": right[counts].mean(), "right_where_lowered": right[lost].mean()}
         noise_ratio = snr(value[:, lost], mine[:, lost], alive[:, lost])
-        report[name] = {what: round(float(x), 4) for what, x in shares.items()} | {"snr": noise_ratio}
+        report[name] = {share: round(float(x), 4) for share, x in shares.items()} | {"snr": noise_ratio}
     return report
 
 

@@ -104,6 +104,6 @@ def audit_episode(notes: Notes, lines: Lines) -> dict[str, int]:
         "refused": notes.refused,
         "lost": missing + (notes.paid and notes.reward not in rewards),
         "doubled": 2 * len(replies) - len(by_request) - len(numbers) + max(0, len(rewards) - 1),
-        "stray": notes.wrong + len(by_request.keys() - notes.asked) + sum(one != notes.reward for one in rewards) + behind,
+        "stray": notes.wrong + len(by_request.keys() - notes.asked) + sum(paid != notes.reward for paid in rewards) + behind,
         "unheard": len(by_request.keys() - notes.heard.keys()) if rewards else 0,
     }

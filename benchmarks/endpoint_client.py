@@ -83,10 +83,10 @@ def pay(episode):
     note("paid", task["number"])
 
 
-def send_refused(episode, what, path, body):
+def send_refused(episode, fault, path, body):
     """Posts what must be refused, and notes whether it was."""
     status, _ = send(episode["episode_url"] + path, body)
-    note("refused" if status == 400 else "wrong", episode["task"]["number"], what)
+    note("refused" if status == 400 else "wrong", episode["task"]["number"], fault)
 
 
 def die_in_a_request(episode):

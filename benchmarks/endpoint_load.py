@@ -244,13 +244,14 @@ def play_attached_clients(load: Load, folder: pathlib.Path, answers: Any) -> dic
             start = time.perf_counter()
             played = finish(play_all(server, program, plays, options))
             seconds = time.perf_counter() - start
-    recorded = {number: [*one.replies, *([one.pay] if one.pay is not None else ())] for number, one in enumerate(played)}
-    return figures(read_ledger(ledger), recorded, seconds) | {"aborts": collections.Counter(one.aborted for one in played if one.aborted)}
+    recorded = {number: [*episode.replies, *([episode.pay] if episode.pay is not None else ())] for number, episode in enumerate(played)}
+    aborts = collections.Counter(episode.aborted for episode in played if episode.aborted)
+    return figures(read_ledger(ledger), recorded, seconds) | {"aborts": aborts}
 
 
 def figures(notes: Mapping[int, Notes], recorded: Mapping[int, Lines], seconds: float) -> dict[str, Any]:
     """The audit's counts with speed and latency."""
-    latencies = sorted(one for note in notes.values() for one in note.seconds)
+    latencies = sorted(latency for note in notes.values() for latency in note.seconds)
     quantiles = {f"latency_p{q}_s": round(latencies[int(q / 100 * (len(latencies) - 1))], 3) for q in (50, 99)} if latencies else {}
     counts = audit(notes, recorded)
     return counts | quantiles | {"wall_s": round(seconds, 1), "replies_per_s": round(counts["replies"] / seconds, 1)}

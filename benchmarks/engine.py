@@ -126,11 +126,11 @@ def tree(engine, timed, ids, config, params) -> dict:
     def timed_once(e, requests):
         tick = time.process_time()
         done = e.generate_all(requests)
-        found = e.stats()["policy"]
-        bytes_each = found["cache_bytes"] / e._schedulers["policy"].pools[0].pages
+        counts = e.stats()["policy"]
+        bytes_each = counts["cache_bytes"] / e._schedulers["policy"].pools[0].pages
         return {
             "seconds": time.process_time() - tick, "tokens": sum(len(c.tokens) for c in done),
-            "bytes": found["most_pages"] * bytes_each,
+            "bytes": counts["most_pages"] * bytes_each,
         }  # fmt: skip
 
     run = jax.jit(functools.partial(sample, config, max_tokens=new, stop=(), pad_id=0))
@@ -273,8 +273,8 @@ def measure(args) -> None:
             "ratio": round(statistics.median(each), 3), "spread": [round(min(each), 3), round(max(each), 3)],
         }  # fmt: skip
 
-    def line(row: str, **what) -> None:
-        print(json.dumps({"benchmark": "engine", "row": row, "repeats": args.repeats} | what), flush=True)
+    def line(row: str, **values) -> None:
+        print(json.dumps({"benchmark": "engine", "row": row, "repeats": args.repeats} | values), flush=True)
 
     for who, task in (("new", "uneven"), ("bytes", "uneven bytes")):
         if (who, task) in runs:

@@ -48,10 +48,10 @@ def write(folder: str, gib: float, shard_mib: int) -> None:
     save_pretrained(folder, config, jax.jit(lambda key: init_params(config, key))(jax.random.key(0)), shard_bytes=shard_mib * MIB)
 
 
-def resident(what: str) -> int:
+def resident(field: str) -> int:
     """Bytes: `VmRSS`, what is held now, or `VmHWM`, the most since `forget`."""
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(what))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
 def forget() -> None:

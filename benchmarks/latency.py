@@ -93,7 +93,7 @@ def played_once(engine: Engine, workflow: Workflow, candidates: int) -> Play:
     calls, asked = sum(map(len, spoken)), INSTANCES.value * len(workflow.roles) * TURNS.value * candidates
     if calls != asked:
         raise RuntimeError(f"{calls} calls instead of {asked}: a play failed")
-    return Play(took, cpu, sum(sum(one.values()) for one in spoken), max(map(critical_tokens, rollout.episodes)))
+    return Play(took, cpu, sum(sum(tokens_of_role.values()) for tokens_of_role in spoken), max(map(critical_tokens, rollout.episodes)))
 
 
 def rows(engine: Engine, params: dict, agents: list[int], candidates: int) -> Iterator[dict]:

@@ -41,10 +41,10 @@ def main() -> None:
     jax.config.update("jax_compilation_cache_dir", None)
     clock, seconds, most = [time.perf_counter()], {}, {}
 
-    def done(what: str) -> None:
-        seconds[what] = round(time.perf_counter() - clock[0], 1)
-        most[what] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1)
-        print(f"{what} in {seconds[what]} s, at most {most[what]} GiB", file=sys.stderr, flush=True)
+    def done(phase: str) -> None:
+        seconds[phase] = round(time.perf_counter() - clock[0], 1)
+        most[phase] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1)
+        print(f"{phase} in {seconds[phase]} s, at most {most[phase]} GiB", file=sys.stderr, flush=True)
         clock[0] = time.perf_counter()
 
     config = make_model_config(args.preset, compute_dtype="bfloat16", remat="full", **({"layers": args.layers} if args.layers else {}))

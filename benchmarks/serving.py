@@ -54,10 +54,10 @@ def with_standard_library(url: str) -> Ask:
     def ask(text: str, tokens: int, stream: bool) -> str:
         body = {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": tokens, "stream": stream}
         with urllib.request.urlopen(_request(url, body), timeout=600) as reply:
-            said = reply.read()
+            answer = reply.read()
         if not stream:
-            return json.loads(said)["choices"][0]["message"]["content"]
-        events = [json.loads(line.removeprefix(b"data: ")) for line in said.split(b"\n\n")[:-2]]
+            return json.loads(answer)["choices"][0]["message"]["content"]
+        events = [json.loads(line.removeprefix(b"data: ")) for line in answer.split(b"\n\n")[:-2]]
         return "".join(event["choices"][0]["delta"].get("content", "") for event in events)
 
     return ask

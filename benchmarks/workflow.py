@@ -163,8 +163,8 @@ def main() -> None:
     def named(name):
         return importlib.import_module(f"experiments.configs.{name}").get_config()
 
-    def line(row, **what):
-        return print(json.dumps({"benchmark": "workflow", "row": row} | what), flush=True)
+    def line(row, **values):
+        return print(json.dumps({"benchmark": "workflow", "row": row} | values), flush=True)
 
     if {"workflow", "programs"} & set(args.rows.split(",")):
         rows, compiled = run(named(args.config), args.steps, args.imitation)

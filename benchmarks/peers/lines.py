@@ -23,8 +23,8 @@ def serve(prepare) -> None:
     os.dup2(2, 1)
     sys.stdout = sys.stderr
 
-    def answer(**what):
-        answers.write(json.dumps(what) + "\n")
+    def answer(**fields):
+        answers.write(json.dumps(fields) + "\n")
         answers.flush()
 
     tasks = prepare()

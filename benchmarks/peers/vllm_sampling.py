@@ -32,13 +32,13 @@ def prepare(args):
             tick = time.perf_counter()
             done = llm.generate(prompts, how, use_tqdm=False)
             seconds = time.perf_counter() - tick
-            assert all(len(one.outputs[0].token_ids) == new for one in done)
+            assert all(len(output.outputs[0].token_ids) == new for output in done)
             return {"seconds": seconds}
 
         run()
         return run
 
-    return {",".join(map(str, one)): task(*one) for one in tasks}
+    return {",".join(map(str, sizes)): task(*sizes) for sizes in tasks}
 
 
 def main():

@@ -30,7 +30,7 @@ from jax.sharding import Mesh
 from marl_llm.algorithms import Samples, check_rewards, next_kl_coef, running_means
 from marl_llm.evaluation import Evaluation
 from marl_llm.training import processes
-from marl_llm.training.batch import Batch, check_ids
+from marl_llm.training.batch import Batch, check_ids, columns_of
 from marl_llm.training.checkpoints import CheckpointError, Checkpoints
 from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.minibatches import seed_of_step
@@ -268,7 +268,7 @@ class Team(abc.ABC):
 
         Raises `ValueError` for rewards that are not finite, and for tokens that a model does not have.
         """
-        table = batch.table
+        table = columns_of(batch.tokens, batch.table)
         trains = np.asarray([self.assignment.roles[role] in self.assignment.training(batch.step) for role in self.roles])[table.agent]
         table = dataclasses.replace(table, where=table.where & trains, played=table.where if table.played is None else table.played)
         check_rewards(table)
