@@ -15,7 +15,7 @@ import operator
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import IO, Any
 
 LARGEST_REWARD = 1e15  # in size: float32 holds the sum of a million of its squares
@@ -25,6 +25,7 @@ PROBLEMS = ("too_long", "too_deep", "too_many", "number", "not_json")
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # a string without an end reaches to the end of the text: linear
 _NO_BRACKET = re.compile(r"[^\[{\]}]+")
 _STEPS = {"[": 1, "{": 1, "]": -1, "}": -1}
+LARGEST = 2.0**127  # a number that float32 holds
 _PAIR, _HALF = re.compile("[\ud800-\udbff][\udc00-\udfff]"), re.compile("[\ud800-\udfff]")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -287,6 +288,31 @@ def read_json_file(
 ) -> Any:
     """The value of a JSON file that somebody else may have made; see `read_file` and `parse_json` for what is refused, and how."""
     return parse_json(read_file(path, bounds.size, error), os.fspath(path), kind, bounds, error)
+
+
+def check_number(value: Any, name: str, low: float | int = -LARGEST, high: float | int = LARGEST) -> float:
+    """A number of a file as a float. Raises `ValueError` for another kind of value and outside of `[low, high]`; `name` says where it is.
+
+    >>> check_number(2, "kl_coef", 0)
+    2.0
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ValueError(f"{name} must be a number in [{low:g}, {high:g}], not {ascii(value):.60}")
+    return float(value)
+
+
+def check_count(value: Any, name: str, low: int = 0, high: int = 2**31 - 1) -> int:
+    """The same of a whole number, which by default int32 holds."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{name} must be a whole number in [{low}, {high}], not {ascii(value):.60}")
+    return value
+
+
+def check_keys(value: Any, name: str, keys: Collection[str]) -> Mapping[str, Any]:
+    """An object of a file that has these keys and no others; raises `ValueError`, as `check_number` does."""
+    if not isinstance(value, Mapping) or set(value) != set(keys):
+        raise ValueError(f"{name} must have {', '.join(keys)}, and nothing else; it is {ascii(value):.60}")
+    return value
 
 
 def json_lines(data: bytes | IO[bytes], where: str, bounds: Bounds = Bounds()) -> Iterator[tuple[int, dict | None, str]]:

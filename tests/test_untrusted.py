@@ -14,6 +14,9 @@ from marl_llm.untrusted import (
     PROBLEMS,
     Bounds,
     Said,
+    check_count,
+    check_keys,
+    check_number,
     json_lines,
     parse_json,
     read_file,
@@ -188,3 +191,22 @@ def test_one_bad_line_takes_no_other_away():
     ]  # fmt: skip
     assert lines[1][2] == "rows.jsonl, line 3: an object is expected, not an array"
     assert lines[3][2] == "rows.jsonl, line 5: nested deeper than 64 levels"
+
+
+@pytest.mark.parametrize("value", [None, "1", True, [], {}, [1.0], math.nan, math.inf, 1e300, -0.5, 3.5, 10**400])
+def test_a_value_that_is_no_number_within_its_bounds_is_refused_by_name(value):
+    with pytest.raises(ValueError, match=r"^rate must be a number in \[0, 3\], not "):
+        check_number(value, "rate", 0, 3)
+    with pytest.raises(ValueError, match=r"^steps must be a whole number in \[0, 2147483647\], not "):
+        check_count(value, "steps")
+
+
+def test_numbers_counts_and_objects_of_a_state_come_back():
+    assert [check_number(value, "x") for value in (0, -1e30, 3)] == [0.0, -1e30, 3.0]
+    assert [check_count(value, "x", 2, 5) for value in (2, 5)] == [2, 5]
+    assert check_keys({"b": 1, "a": None}, "x", ("a", "b")) == {"b": 1, "a": None}
+    with pytest.raises(ValueError, match="whole number"):
+        check_count(2.0, "x")
+    for value in ({"a": 1}, {"a": 1, "b": 2, "c": 3}, ["a", "b"], "ab", None):
+        with pytest.raises(ValueError, match="^x must have a, b, and nothing else"):
+            check_keys(value, "x", ("a", "b"))

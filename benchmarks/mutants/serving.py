@@ -220,6 +220,9 @@ FAULTS = {
         "a version that is given is not told": ("done.version if self.version is None else self.version", "done.version"),
     },
     ("marl_llm/untrusted.py", "tests/test_untrusted.py"): {
+        "a truth value is a number": ("isinstance(value, bool) or not isinstance(value, int | float)", "not isinstance(value, int | float)"),
+        "a truth value is a count": ("isinstance(value, bool) or not isinstance(value, int) or", "not isinstance(value, int) or"),
+        "an object may have more keys": ("set(value) != set(keys)", "set(keys) - set(value)"),
         "a value may be one container deeper": ("if depth == self._bounds.depth:", "if depth > self._bounds.depth:"),
         "a long line that begins with blanks is left out": ("if rest is line and not line.strip():", "if not line.strip():"),
         "a negative integer may have any size": ("not self._least < value < self._most", "not value < self._most"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Mapping
+from typing import Any
 
+from marl_llm.untrusted import check_number
 from marl_llm.workflows.errors import WorkflowError
 
 
@@ -54,7 +56,8 @@ class History:
         """What `restore` takes, as JSON."""
         return [dict(step) for step in self._steps]
 
-    def restore(self, steps: Iterable[Mapping[str, float]]) -> None:
-        """Goes on from what `state` gave, or from nothing."""
+    def restore(self, steps: Iterable[Mapping[str, Any]]) -> None:
+        """Goes on from what `state` gave, or from nothing. Raises `AttributeError`, `TypeError` or `ValueError` for what is no figures."""
+        figures = [{name: check_number(x, f"history.{name}") for name, x in step.items()} for step in steps]
         self._steps.clear()
-        self._steps.extend(dict(step) for step in steps)
+        self._steps.extend(figures)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from marl_llm.activity import doing
 from marl_llm.runs import checks
 from marl_llm.runs.command import ConfigError
+from marl_llm.untrusted import check_count, check_number
 
 if TYPE_CHECKING:
     from marl_llm.runs.resolve import Plan
@@ -303,11 +304,16 @@ def restored(team, checkpoints, step: int) -> dict:
     if state["step"] != step:
         raise CheckpointError(f"{path}: it is of step {state['step']}, not {step}")
     try:
+        for key in ("samples", "sampled_tokens", "wall_s", "cpu_s"):
+            check_number(state[key], key, 0)
+        for name, steps in state["silent"].items():
+            check_count(steps, f"silent.{name}")
+        check_count(state.get("decay_steps", 0), "decay_steps")
         team.restore_start(checkpoints.restore_params(0, {name: like[name] for name in team.models()}))
         team.restore(checkpoints.restore(step, like), state["team"])
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         why = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
-        raise CheckpointError(f"{path}: its team cannot be taken over ({why})") from error
+        raise CheckpointError(f"{path}: it cannot be taken over ({why})") from error
     return state
 
 

@@ -247,6 +247,12 @@ def check_ids(tokens: Tokens, table: Samples, vocabularies: Sequence[int]) -> No
             raise ValueError(f"sample {sample.name!r} has the token {largest}, and its model has {size}: was it drawn by another model?")
 
 
+def staleness(batch: Batch, plays: Bool[np.ndarray, "N"], version: int) -> float:
+    """How many updates ago, on average, the samples of the agents `plays` were drawn: 0 on policy."""
+    trained = batch.table.where & plays[batch.table.agent]
+    return float(np.mean(version - batch.version[trained])) if np.any(trained) else 0.0
+
+
 def by_identity(tokens: Tokens, table: Samples) -> np.ndarray:
     """Numbers of the samples in an order that does not depend on who computed or delivered them first."""
     return np.lexsort((tokens.rank, table.trajectory, table.env, table.turn, table.agent))
@@ -266,5 +272,5 @@ def demonstrations(table: SampleTable) -> tuple[Tokens, list[str]]:
 
 __all__ = [
     "Batch", "Plays", "Pool", "Rows", "buffer_sizes", "by_identity", "check_ids", "columns_of", "fingerprint", "from_pool",
-    "demonstrations", "from_table", "pooled", "rows_from", "rows_of",
+    "demonstrations", "from_table", "pooled", "rows_from", "rows_of", "staleness",
 ]  # fmt: skip

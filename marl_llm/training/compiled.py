@@ -196,7 +196,8 @@ class CompiledTeam(Team):
         """See `Team.restore`."""
         super().restore(now, state)
         if self.league is not None:
-            self.league.restore(state["league"], {name: policy.params for name, policy in now.items()}, list(self.learners))
+            stored, played = {name: policy.params for name, policy in now.items()}, any(x.version for x in self.learners.values())
+            self.league.restore(state["league"], stored, list(self.learners), played)
 
     # ------------------------------------------------------------------------------------------------ samples and demonstrations
     def figures_of(self, played: Played, step: int) -> dict[str, float]:

@@ -23,6 +23,7 @@ from marl_llm.algorithms import Samples
 from marl_llm.evaluation import opponent_priorities, rating_against
 from marl_llm.evaluation.elo import PRIORITIES
 from marl_llm.rollout import Episodes
+from marl_llm.untrusted import check_count, check_keys, check_number
 
 FADING = 0.95  # weight of older results, at each step
 
@@ -186,12 +187,27 @@ class League:
         selves = [{"step": past.step, "rating": past.rating, "plays": past.plays, "score": past.score} for past in self.selves]
         return {"selves": selves, "rating": self.rating, "best": self.best}
 
-    def restore(self, state: Mapping[str, Any], stored: Mapping[str, dict], models: Sequence[str]) -> None:
-        """Continues from what `state` and `stored` gave."""
-        self.selves = []
+    def restore(self, state: Mapping[str, Any], stored: Mapping[str, dict], models: Sequence[str], played: bool) -> None:
+        """Continues from what `state` and `stored` gave. `played`: whether a step was, and so a self was kept before it.
+
+        Raises `LookupError`, `TypeError` or `ValueError` for a state that no league of these options leaves.
+        """
+        selves = []
         for number, past in enumerate(state["selves"]):
-            self.selves.append(PastSelf(params={name: stored[f"{name}.past{number}"] for name in models}, **past))
-        self.rating, self.best = state["rating"], state["best"]
+            where = f"league.selves.{number}"
+            check_keys(past, where, ("step", "rating", "plays", "score"))
+            step, rating = check_count(past["step"], f"{where}.step"), check_number(past["rating"], f"{where}.rating")
+            plays = check_number(past["plays"], f"{where}.plays", 0)
+            score = check_number(past["score"], f"{where}.score", 0, plays)
+            selves.append(PastSelf(step, {name: stored[f"{name}.past{number}"] for name in models}, rating, plays, score))
+        steps = [past.step for past in selves]
+        if not played <= len(selves) <= self.options.keep or steps != sorted(set(steps)):
+            most = f"{int(played)} to {self.options.keep} selves"
+            raise ValueError(f"league.selves are of steps {steps}: there must be {most}, the oldest first")
+        if (state["rating"] is None) != (self.rating is None):
+            raise ValueError(f"league.rating is {state['rating']}, but a game has one if and only if its seats compete")
+        self.rating = None if self.rating is None else check_number(state["rating"], "league.rating")
+        self.selves, self.best = selves, check_number(state["best"], "league.best")
 
 
 def scores_of(ended: Episodes, role: str) -> np.ndarray:

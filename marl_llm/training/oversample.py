@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from marl_llm.untrusted import check_count
 from marl_llm.workflows import Controller, Rollout, Task, WorkflowError
 from marl_llm.workflows.metrics import episode_metrics
 from marl_llm.workflows.trajectory import Episode, RoleCall
@@ -155,8 +156,11 @@ class EpisodeQueue:
         return {"behind": self._behind}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continues from `state`: what was late is played from its start, under the parameters of then."""
-        self._behind = dict(state["behind"])
+        """Continues from `state`: what was late is played from its start, under the parameters of then. Raises `AttributeError`,
+        `LookupError`, `TypeError` or `ValueError` for a state that no queue leaves."""
+        self._behind = {step: [check_count(place, f"behind.{step}") for place in places] for step, places in state["behind"].items()}
+        if twice := [step for step, places in self._behind.items() if len(set(places)) < len(places)]:
+            raise ValueError(f"behind.{twice[0]} has a task twice")
 
 
 def bias_figures(rollout: Rollout, headline: str, left: int) -> dict[str, float]:

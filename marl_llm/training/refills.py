@@ -21,6 +21,7 @@ from marl_llm.algorithms import Recipe, Samples
 from marl_llm.algorithms.recipe_rules import GROUPED
 from marl_llm.training.packing import Tokens
 from marl_llm.training.update import compute_advantages
+from marl_llm.untrusted import check_count
 
 HALVINGS = 2  # a further round plays all, half or a quarter of a step's tasks: compiled play has a program for each
 SUMMED = ("samples", "sampled_tokens", "prompts", "prompt_tokens", "episodes", "seconds")  # figures of all rounds; the others: of the first
@@ -186,5 +187,5 @@ class Refills:
         return {"refilled": {str(step): extra for step, extra in self.extra.items()}} if self.limit else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continues from `state`; checkpoints of runs without refills have none."""
-        self.extra = {int(step): int(extra) for step, extra in state.get("refilled", {}).items()}
+        """Continues from `state`; checkpoints of runs without refills have none. Raises `AttributeError` or `ValueError` otherwise."""
+        self.extra = {int(step): check_count(extra, f"refilled.{step}") for step, extra in state.get("refilled", {}).items()}

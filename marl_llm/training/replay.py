@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from marl_llm.training.packing import Tokens
 from marl_llm.training.play_options import PlayOptions
 from marl_llm.training.refills import grouping_conflict
 from marl_llm.training.update import compute_advantages
+from marl_llm.untrusted import check_count
 from marl_llm.workflows import WorkflowError
 
 RARE = 0.25  # share of a task's samples with signal: one of four plays, two of eight
@@ -34,7 +34,10 @@ AGE = 8  # steps: truncated weights bound how much an old sample counts, not how
 TIMES = 2  # steps that replay a task
 MOST_BYTES = 16 << 20  # of kept arrays; a checkpoint's state is read up to 64 MiB
 RENUMBERED = ("env", "trajectory")  # columns whose numbers mean something within a rollout alone
-TOKEN_ARRAYS = {field.name for field in dataclasses.fields(Tokens)}
+TOKEN_ARRAYS = {field.name for field in dataclasses.fields(Tokens)} - {"names", "shape", "joint"}
+FLOATS = {"team", "local", "credit", "kl", "running", "log_probs"}  # float32; MASKS: bool; all other arrays and columns: int32
+MASKS = {"where", "played", "team_where", "truncated"}
+ROUNDING = 0.01  # a log-prob above 0 by less is one of 0
 
 
 def replay_conflict(
@@ -205,7 +208,9 @@ class Replay:
             int(step): tuple(_restored(*counts, arrays[f"{counts[1]}.{counts[0]}"]) for counts in tasks)
             for step, tasks in saved["kept"].items()
         }
-        for tasks in self.kept.values():
+        for step, tasks in self.kept.items():
+            if len({task.number for task in tasks}) < len(tasks) or any(task.step >= step for task in tasks):
+                raise ValueError(f"replay: tasks before step {step} must be distinct and of earlier steps")
             for task in tasks:
                 self._check_ids(task)
 
@@ -221,19 +226,38 @@ class Replay:
                 raise IndexError(f"replay: a sample of task {task.number} has a token outside its model's vocabulary of {size}")
 
 
-def _restored(number: int, step: int, times: int, arrays: Mapping[str, np.ndarray]) -> KeptTask:
-    """A task of a checkpoint, which anybody may have written: its arrays must fit each other."""
-    task = KeptTask(operator.index(number), operator.index(step), operator.index(times), arrays)
+def _restored(number: Any, step: Any, times: Any, arrays: Mapping[str, np.ndarray]) -> KeptTask:
+    """A task of a checkpoint, which anybody may have written: its arrays must be what their names say, and fit each other."""
+    counts = {"number": number, "step": step, "times": times}
+    task = KeptTask(**{name: check_count(x, f"replay: {name} of a task") for name, x in counts.items()}, arrays=arrays)
+    for name, x in arrays.items():
+        _check_array(f"replay: {name} of task {number}", name, x)
     tokens, columns = task.tokens, task.columns
-    version = columns.pop("version")
+    del columns["version"]
     Samples(**columns)  # raises `TypeError` for a column that is missing, or that none has
-    places = np.concatenate([tokens.ids, tokens.prompt_at, tokens.prompt_size, tokens.response_at, tokens.size])
-    is_inside = np.all(tokens.prompt_at + tokens.prompt_size <= len(tokens.ids) - len(tokens.log_probs))
-    is_inside &= np.all(tokens.response_at + tokens.size <= len(tokens.log_probs))
-    lengths = {len(version), *map(len, columns.values())}
-    if not is_inside or places.dtype.kind != "i" or np.any(places < 0) or lengths != {len(tokens)}:
+    alike = {len(x) for name, x in arrays.items() if name not in ("ids", "log_probs", "kept_ids")}
+    places = np.concatenate([tokens.ids, tokens.prompt_at, tokens.prompt_size, tokens.response_at, tokens.size, arrays["version"]])
+    does_fit = alike == {len(tokens)} and np.all(tokens.prompt_at + tokens.prompt_size <= len(tokens.ids) - len(tokens.log_probs))
+    does_fit &= tokens.kept_ids is None or len(tokens.kept_ids) == len(tokens.log_probs)
+    does_fit &= all(np.all((columns[name] >= 0) & (columns[name] < len(tokens))) for name in RENUMBERED)
+    if not does_fit or np.any(places < 0) or np.any(tokens.response_at + tokens.size > len(tokens.log_probs)):
         raise ValueError(f"replay: the arrays of task {number} do not fit each other")
+    if np.any(columns["instance"] != number):
+        raise ValueError(f"replay: the samples of task {number} are another's")
     return task
+
+
+def _check_array(where: str, name: str, x: np.ndarray) -> None:
+    """Raises `ValueError` for an array of a checkpoint whose values are not of its name's kind."""
+    dtype = np.dtype(np.float32 if name in FLOATS else bool if name in MASKS else np.int32)
+    if x.dtype != dtype or x.ndim != (2 if name == "kept_ids" else 1):
+        raise ValueError(f"{where} is {x.dtype}{list(x.shape)}, but must be {dtype}")
+    if name in FLOATS and not np.all(np.isfinite(x)):
+        raise ValueError(f"{where} is not finite")
+    if name == "log_probs" and np.any(x > ROUNDING):
+        raise ValueError(f"{where} holds a log-prob of {x.max():g}, above 0")
+    if name == "budget" and np.any(x < 1):
+        raise ValueError(f"{where} leaves no room for a token")
 
 
 def _as_json(arrays: Mapping[str, np.ndarray]) -> dict[str, list]:

@@ -30,7 +30,7 @@ from jax.sharding import Mesh
 from marl_llm.algorithms import Samples, check_rewards, next_kl_coef, running_means
 from marl_llm.evaluation import Evaluation
 from marl_llm.training import processes
-from marl_llm.training.batch import Batch, check_ids, columns_of
+from marl_llm.training.batch import Batch, check_ids, columns_of, staleness
 from marl_llm.training.checkpoints import CheckpointError, Checkpoints
 from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.minibatches import seed_of_step
@@ -41,6 +41,7 @@ from marl_llm.training.seats import MODELS, Seat, seat_table
 from marl_llm.training.train_state import TrainState
 from marl_llm.training.trained_coach import TrainedCoach
 from marl_llm.training.update import Advantages, LearnerOptions, compute_advantages
+from marl_llm.untrusted import check_count, check_keys, check_number
 from marl_llm.workflows import Assignment, WorkflowError
 
 EVALUATION = 2**30  # the step in the seeds of evaluations, which no training step reaches
@@ -52,12 +53,6 @@ _square = jax.jit(lambda params: optax.global_norm(params) ** 2)
 def _of_model(value: Any, name: str) -> Any:
     """What a value that is one for all models, or a mapping by model, is for one of them."""
     return value[name] if isinstance(value, Mapping) else value
-
-
-def staleness(batch: Batch, plays: np.ndarray, version: int) -> float:
-    """How many updates ago, on average, the samples of the agents `plays` `[N]` bool were drawn: 0 on policy."""
-    trained = batch.table.where & plays[batch.table.agent]
-    return float(np.mean(version - batch.version[trained])) if np.any(trained) else 0.0
 
 
 def by_role(figures: Mapping[str, float], roles: Sequence[str]) -> dict[str, float]:
@@ -434,13 +429,21 @@ class Team(abc.ABC):
             learner.began_with(params[name])
 
     def restore(self, now: Mapping[str, TrainState], state: Mapping[str, Any]) -> None:
-        """Goes on from what `policies` and `state` gave. The start is that of `restore_start`."""
+        """Goes on from what `policies` and `state` gave. The start is that of `restore_start`.
+
+        Raises `LookupError`, `TypeError` or `ValueError` for a state that no team of these models leaves.
+        """
         beta = state["kl_coef"]  # earlier versions had one for all models
-        self.kl_coef = dict(beta) if isinstance(beta, Mapping) else dict.fromkeys(self.trained, beta)
-        self.running = np.asarray(state["running"], np.float64)
+        betas = check_keys(beta, "kl_coef", self.kl_coef) if isinstance(beta, Mapping) else dict.fromkeys(self.kl_coef, beta)
+        self.kl_coef = {name: check_number(x, f"kl_coef.{name}", 0) for name, x in betas.items()}
+        versions = check_keys(state["versions"], "versions", self.learners)
+        running = np.asarray([check_number(x, "running") for x in state["running"]])
+        if running.shape != self.running.shape:
+            raise ValueError(f"running must have one mean for each of {self.running.size} roles, and has {running.size}")
+        self.running = running
         self.refills.restore(state)
         for name, learner in self.learners.items():
-            learner.restore(now[name], now.get(f"{name}.critic"), state["versions"][name])
+            learner.restore(now[name], now.get(f"{name}.critic"), check_count(versions[name], f"versions.{name}"))
         if self.trained_coach is not None:
             self.trained_coach.restore(now[COACH_POLICY], state[COACH_POLICY])
         self._serve(list(self.learners))

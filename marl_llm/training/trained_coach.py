@@ -32,6 +32,7 @@ from marl_llm.training.minibatches import seed_of_step
 from marl_llm.training.packing import Tokens, TokenSample
 from marl_llm.training.train_state import TrainState, make_optimizer
 from marl_llm.training.update import LearnerOptions, compute_advantages
+from marl_llm.untrusted import check_count
 from marl_llm.workflows import CoachGuide, Rollout
 
 ACTIONS, DRAWS = 64, 8  # actions that the coach learns from in a step, and how often it is asked about each
@@ -73,8 +74,8 @@ class TrainedCoach:
         return {"version": self._learner.version}
 
     def restore(self, now: TrainState, state: Mapping[str, Any]) -> None:
-        """Goes on from what `policy` and `state` gave."""
-        self._learner.restore(now, None, state["version"])
+        """Goes on from what `policy` and `state` gave. Raises `LookupError` or `ValueError` without the number of a version."""
+        self._learner.restore(now, None, check_count(state["version"], "trained.coach.version"))
         self._renew()
 
     def learn(self, rollout: Rollout, headline: str) -> dict[str, float]:

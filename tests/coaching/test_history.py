@@ -28,6 +28,8 @@ def test_it_tells_means_over_the_last_steps_and_nothing_before_the_first():
     assert other() == history()
     other.restore(())
     assert other() == {}
+    with pytest.raises(ValueError, match="history.success must be a number"):
+        other.restore([{"success": "0.5"}])
     with pytest.raises(WorkflowError, match="history=0 must be at least 1 step"):
         History(0)
 

@@ -136,6 +136,8 @@ def test_a_run_keeps_its_coach_in_checkpoints_and_goes_on_with_it(tens, tmp_path
             like = {"trained.coach": coaching.trained.policy}
             begun, end = (store.restore(step, like)["trained.coach"].params for step in (0, 3))
             ends.append(end)
+            with pytest.raises(ValueError, match=r"trained\.coach\.version must be a whole number"):
+                coaching.trained.restore(coaching.trained.policy, {"version": "3"})
             coaching.close()
     leaves = [np.concatenate([np.ravel(x) for x in jax.tree.leaves(params)]) for params in (*ends, begun)]
     np.testing.assert_allclose(leaves[0], leaves[1], atol=1e-5)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from marl_llm.runs.building import restored
 from marl_llm.training import CheckpointError, Checkpoints, checkpoints, make_optimizer, make_train_state
 
 
@@ -379,3 +380,35 @@ def test_missing_and_additional_leaves_are_named(saved):
         saved.restore(4, like)
     with pytest.raises(CheckpointError, match="it has no policy 'c', but a, b"):
         saved.restore(4, {"c": policies()["a"]})
+
+
+class Anything:
+    """A team of these policies that takes any state over."""
+
+    policies = models = staticmethod(policies)
+
+    def restore_start(self, params):
+        pass
+
+    def restore(self, now, state):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"samples": -1}, "samples must be a number"),
+        ({"wall_s": -0.5}, "wall_s must be a number"),
+        ({"silent": {"a": "x"}}, "silent.a must be a whole number"),
+        ({"decay_steps": []}, "decay_steps must be a whole number"),
+    ],
+)
+def test_counts_of_a_run_that_are_none_are_refused_in_one_line_that_names_the_file(tmp_path, changes, why):
+    state = {"step": 0, "seed": 0, "samples": 2**40, "sampled_tokens": 0, "wall_s": 0, "cpu_s": 0.5, "silent": {"a": 2}, "team": {}}
+    store = Checkpoints(tmp_path)
+    store.save(0, policies(), state)
+    assert restored(Anything(), store, 0) == state  # an earlier version wrote no decay_steps
+    other = Checkpoints(tmp_path / "other")
+    other.save(0, policies(), state | {"decay_steps": 10} | changes)
+    with pytest.raises(CheckpointError, match=rf"0/state\.json: it cannot be taken over \(ValueError: {why}"):
+        restored(Anything(), other, 0)

@@ -179,6 +179,48 @@ def test_a_run_that_is_resumed_ends_with_equal_bytes(tmp_path):
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(ended), jax.tree.leaves(again), strict=True))
 
 
+PAST = {"step": 0, "rating": 0.0, "plays": 2.5, "score": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"selves": []}, "league.selves are of steps"),
+        ({"selves": [PAST | {"step": step} for step in range(3)]}, "there must be 1 to 2 selves"),
+        ({"selves": [PAST | {"step": 2}, PAST]}, "the oldest first"),
+        ({"selves": [PAST, PAST]}, "the oldest first"),
+        ({"selves": [{"step": 0}]}, "must have step, rating, plays, score"),
+        ({"selves": [PAST | {"step": -2}]}, "step must be a whole number"),
+        ({"selves": [PAST | {"rating": None}]}, "rating must be a number"),
+        ({"selves": [PAST | {"plays": -1}]}, "plays must be a number"),
+        ({"selves": [PAST | {"score": "x"}]}, "score must be a number"),
+        ({"selves": [PAST | {"score": 2.6}]}, r"score must be a number in \[0, 2.5\]"),
+        ({"rating": None}, "its seats compete"),
+        ({"rating": float("nan")}, "league.rating must be a number"),
+        ({"best": None}, "league.best must be a number"),
+    ],
+)
+def test_a_state_that_no_league_leaves_is_refused_by_name(changes, why):
+    league, good = League(LEAGUE, 0, True), {"selves": [PAST, PAST | {"step": 2}], "rating": 3.0, "best": 4.0}
+    stored = {f"x.past{number}": {} for number in range(3)}
+    league.restore(good, stored, ["x"], True)
+    with pytest.raises(ValueError, match=why):
+        league.restore(good | changes, stored, ["x"], True)
+    assert league.state() == good
+    with pytest.raises(ValueError, match="its seats compete"):
+        League(LEAGUE, 0, False).restore(good, stored, ["x"], True)
+
+
+def test_a_league_without_a_past_self_is_one_that_has_not_played():
+    with team(LEAGUE) as one:
+        begun = one.state()
+        one.restore(one.policies(), begun)
+        assert one.league.selves == []
+        one_step(one, 0)
+        with pytest.raises(ValueError, match="there must be 1 to 2 selves"):
+            one.restore(one.policies(), one.state() | {"league": begun["league"]})
+
+
 def test_a_team_that_learns_beats_its_start_and_its_rating_says_so():
     with team(dataclasses.replace(LEAGUE, every=100)) as one:
         figures = [one_step(one, step)[0].figures for step in range(25)]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -244,3 +245,15 @@ def test_betas_are_kept_in_a_checkpoint_and_an_older_one_had_one_for_all():
     assert again.kl_coef == {"first": 0.1 + 1e-17, "second": 1 / 3}
     again.restore(again.policies(), state | {"kl_coef": 0.25})
     assert again.kl_coef == {"first": 0.25, "second": 0.25}
+    for part, value, why in (
+        ("kl_coef", {}, "kl_coef must have first, second"),
+        ("kl_coef", {"first": 0.1, "second": "x"}, "kl_coef.second must be a number"),
+        ("kl_coef", {"first": -1, "second": 0.1}, "kl_coef.first must be a number"),
+        ("kl_coef", math.nan, "kl_coef.first must be a number"),
+        ("versions", {"first": 1}, "versions must have first, second"),
+        ("versions", {"first": 1, "second": 2.0}, "versions.second must be a whole number"),
+        ("running", [0.0], "running must have one mean for each of 2 roles, and has 1"),
+        ("running", [0.0, math.inf], "running must be a number"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            again.restore(again.policies(), state | {part: value})

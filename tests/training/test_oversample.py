@@ -104,6 +104,9 @@ def test_a_run_that_was_stopped_plays_what_was_late_from_its_start():
         one.restore(one.policies(), state)
         second, third = one.play(1, 4, 4, 2), one.play(2, 8, 4, 0)
         assert sorted([*instances(second), *instances(third)]) == [1, 2, 6, 7, 8, 9, 10, 11]
+        for places, why in ((["1"], "whole number"), ([-1], "whole number"), ("1", "whole number"), ([1, 1], "a task twice")):
+            with pytest.raises(ValueError, match=f"behind.1 .*{why}"):
+                one.restore(one.policies(), state | {"behind": {"1": places}})
 
 
 def test_what_fails_in_a_late_play_is_told_to_the_next_step():

@@ -90,6 +90,9 @@ def test_rounds_end_at_the_bound_or_when_a_step_has_enough_and_the_next_step_beg
     fresh = Refills(2)
     fresh.restore({})  # a checkpoint of a run without refills
     assert rounds_of(fresh, 2, 16, 8, 1)[1] == [(16, 8)]
+    for extra in (-8, "8", 8.0, None):
+        with pytest.raises(ValueError, match=r"refilled\.2 must be a whole number"):
+            fresh.restore({"refilled": {"2": extra}})
 
 
 def test_a_small_split_that_begins_anew_ends_the_refilling():

@@ -184,6 +184,19 @@ def as_numbers(array, number):
         ("agent", lambda x: as_numbers(x, -1)),
         ("ids", lambda x: as_numbers(x, VOCABULARY)),
         ("ids", lambda x: as_numbers(x, -1)),
+        ("team", lambda x: as_numbers(x, np.nan)),
+        ("local", lambda x: as_numbers(x, np.inf)),
+        ("log_probs", lambda x: as_numbers(x, np.nan)),
+        ("log_probs", lambda x: as_numbers(x, -np.inf)),
+        ("log_probs", lambda x: as_numbers(x, 0.02)),
+        ("instance", lambda x: as_numbers(x, 1)),
+        ("trajectory", lambda x: as_numbers(x, 4)),
+        ("env", lambda x: as_numbers(x, -1)),
+        ("version", lambda x: as_numbers(x, -1)),
+        ("rank", lambda x: [x[0], [3], base64.b64encode(np.zeros(3, "<i4").tobytes()).decode()]),
+        ("budget", lambda x: ["<i4", [4], base64.b64encode(np.zeros(4, "<i4").tobytes()).decode()]),
+        ("names", lambda x: ["<i4", [4], base64.b64encode(np.zeros(4, "<i4").tobytes()).decode()]),
+        ("kept_ids", lambda x: ["<i4", [2, 1], base64.b64encode(np.zeros(2, "<i4").tobytes()).decode()]),
     ],
 )
 def test_what_a_checkpoint_of_somebody_else_holds_is_refused_where_it_is_no_task(name, array):
@@ -197,6 +210,41 @@ def test_what_a_checkpoint_of_somebody_else_holds_is_refused_where_it_is_no_task
     else:
         arrays[name] = array(arrays.get(name))
     with pytest.raises((LookupError, TypeError, ValueError)):  # `restored` names the file
+        filler().restore(state)
+
+
+def test_an_array_of_another_kind_or_shape_than_its_name_says_is_refused():
+    filling = filler()
+    filling.fill(batch_of(0, {0: RARELY}))
+    state = json.loads(json.dumps(filling.state()))
+    arrays = state["replay"]["arrays"]["0.0"]
+    for name, (dtype, shape, text) in dict(arrays).items():
+        array = np.frombuffer(base64.b64decode(text), dtype).reshape(shape)
+        for other in (array[:, None], *(array.astype(kind) for kind in {"<f8", "<i8", "<u4", "<U4", "<c8", "|b1"} - {array.dtype.str})):
+            arrays[name] = [other.dtype.str, list(other.shape), base64.b64encode(other.tobytes()).decode()]
+            with pytest.raises(ValueError, match=rf"replay: {name} of task 0 is .*, but must be|do not fit"):
+                filler().restore(state)
+        arrays[name] = [dtype, shape, text]
+    filler().restore(state)
+
+
+@pytest.mark.parametrize("counts", [["0", 0, 0], [0, 0, -1], [0, 0, 0.0], [0, 0, True]])
+def test_counts_of_a_kept_task_are_whole_numbers(counts):
+    filling = filler()
+    filling.fill(batch_of(0, {0: RARELY}))
+    state = json.loads(json.dumps(filling.state()))
+    state["replay"]["kept"]["1"] = [counts]
+    with pytest.raises(ValueError, match="of a task must be a whole number"):
+        filler().restore(state)
+
+
+@pytest.mark.parametrize("kept", [{"0": [[0, 0, 0]]}, {"1": [[0, 0, 0], [0, 0, 1]]}])
+def test_kept_tasks_are_distinct_and_of_earlier_steps(kept):
+    filling = filler()
+    filling.fill(batch_of(0, {0: RARELY}))
+    state = json.loads(json.dumps(filling.state()))
+    state["replay"]["kept"] = kept
+    with pytest.raises(ValueError, match="must be distinct and of earlier steps"):
         filler().restore(state)
 
 
