@@ -199,6 +199,15 @@ FAULTS = {
             'key=lambda n: int(n.removeprefix("block_")))', "key=str)", T + "test_layouts.py " + T + "test_decoder.py"
         ),
     },
+    (M + "gguf.py", T + "test_gguf.py"): {
+        "a factor without a type stretches nothing": ("\"linear\" if factor not in (0.0, 1.0) else \"none\")", "\"none\")"),
+        "a factor of one stretches": ("if factor not in (0.0, 1.0) else", "if factor != 0.0 else"),
+        "the factor's old name is not read": (" or gguf.get(f\"{kind}.rope.scale_linear\", float, 0.0)", ""),
+        "a way to scale that is not read passes": ("if name != field and name not in SCALING_READ and", "if False and"),
+        "a value that says nothing is refused": (" and value != SCALING_NEUTRAL.get(name):", ":"),
+        "a window passes": ("        if gguf.fields.get(field):\n", "        if False:\n"),
+        "no window is refused": ("        if gguf.fields.get(field):\n", "        if field in gguf.fields:\n"),
+    },
     (M + "lora.py", T + "test_lora.py"): {
         "stacked adapters are saved as they are": ("flat, entries = _flat(unstack_layers(adapters)), {}", "flat, entries = _flat(adapters), {}"),
         "the scale is alpha alone": ("return self.alpha / self.rank", "return self.alpha"),

@@ -340,7 +340,7 @@ def test_a_field_that_is_amiss_is_named(field, tmp_path):
     [
         ({"rope.scaling.factor": 4.0}, ("linear", 4.0)), ({"rope.scale_linear": 4.0}, ("linear", 4.0)),
         ({"rope.scaling.factor": 1.0}, None), ({"rope.scale_linear": 0.0, "rope.scaling.attn_factor": 1.0}, None),
-        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None), ({"attention.sliding_window": 0, "attention.scale": 0.0}, None),
         ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.yarn_beta_slow": 1.0}, ("yarn", 4.0)),
     ],
 )  # fmt: skip

@@ -10,7 +10,7 @@ from serving_lab import LOOK, USER, ScriptedEngine, ask, ended, events, post, re
 
 from marl_llm.serving import ChatServer, policy_answers
 from marl_llm.serving.json_schema import check_schema, fits
-from marl_llm.text import Message, ToolCall
+from marl_llm.text import ByteTokenizer, Message, ToolCall
 from marl_llm.text.loading import spoken
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"x": 3}}\n</tool_call>'
@@ -218,15 +218,25 @@ def test_a_schema_that_nobody_checks_may_say_anything():
             assert ask(server, tools=[tool | {"function": tool["function"] | strict}])["choices"][0]["message"]["content"] == "x"
 
 
+def test_a_call_that_is_only_thought_of_holds_no_stream_back():
+    drawn = "<think>\nI might <tool_call>{}</tool_call>, or not.\n</think>\n\nThere is no need to look."
+    with ChatServer({"m": scripted(ended(drawn, "qwen3"), family="qwen3", size=3)}) as server:
+        pieces = [event["choices"][0]["delta"].get("content") for event in events(server, tools=[LOOK])]
+    assert "".join(filter(None, pieces)) == "There is no need to look."
+    assert len(list(filter(None, pieces))) > 3
+
+
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 @pytest.mark.parametrize("think", ["", "<think>\nhm\n</think>\n\n"])
+@pytest.mark.parametrize("argument", ["</think> hi", "<think> a </think> hi"])
 @pytest.mark.parametrize(("behind", "text", "calls"), [("", "", 1), (" More </think> hi", "More </think> hi", 1), ("{", "", 0)])
-def test_a_tag_in_a_calls_argument_is_no_end_of_a_thought_in_a_stream(behind, text, calls, think, size):
-    drawn = f'{think}<tool_call>\n{{"name": "look", "arguments": {{"x": "</think> hi"}}}}\n</tool_call>{behind}'
+def test_a_tag_in_a_calls_argument_is_no_end_of_a_thought_in_a_stream(behind, text, calls, think, argument, size):
+    drawn = f'{think}<tool_call>\n{{"name": "look", "arguments": {{"x": "{argument}"}}}}\n</tool_call>{behind}'
     if not calls:
         drawn = text = drawn.replace("</tool_call>", "")  # cut off within the call
         text = drawn.removeprefix(think) if think else " hi\"}}\n{"
-    with ChatServer({"m": scripted(ended(drawn, "qwen3"), family="qwen3", size=size)}) as server:
+    chat = chat_of("qwen3", ByteTokenizer(("<|im_start|>", "<|im_end|>", "<think>", "</think>"), ("<|im_end|>",)))  # calls come in bytes
+    with ChatServer({"m": scripted(ended(drawn, "qwen3"), chat=chat, size=size, max_tokens=800)}) as server:
         whole = ask(server, tools=[LOOK])["choices"][0]["message"]
         deltas = [event["choices"][0]["delta"] for event in events(server, tools=[LOOK])]
     assert (whole["content"] or "", len(whole.get("tool_calls", ()))) == (text, calls)
