@@ -15,6 +15,9 @@ FAULTS = {
         "a lower score counts as raised": ("sum(b > a for a, b in known)", "sum(b != a for a, b in known)"),
         "the text is left out": ('response = f"{call.text}\\n{text}"', "response = call.text"),
     },
+    (C + "history.py", T + "test_history.py"): {
+        "a restored history holds any values": ('check_number(x, f"history.{name}")', "x"),
+    },
     (C + "answers.py", T + "test_injections.py"): {
         "labels stand whole in what is quoted": (
             "return _LABEL.sub(lambda match: MARK.join(part for part in match.groups() if part), text)", "return text"
@@ -27,8 +30,9 @@ FAULTS = {
     },
     ("marl_llm/training/trained_coach.py", TRAINED): {
         "a restored coach answers as it began": (
-            'self._learner.restore(now, None, state["version"])\n        self._renew()', 'self._learner.restore(now, None, state["version"])'
+            'state["version"], "trained.coach.version"))\n        self._renew()', 'state["version"], "trained.coach.version"))'
         ),
+        "a restored coach has any version": ('check_count(state["version"], "trained.coach.version")', 'state["version"]'),
         "its reward is upside down": ("rewards += [share_right(score, better, worse)", "rewards += [share_right(score, worse, better)"),
         "it answers as it began": ("RECIPE.kl_coef)\n        self._renew()", "RECIPE.kl_coef)"),
         "its drift has a sign": ("float(np.mean(np.abs(gaps)))", "float(np.mean(gaps))"),

@@ -238,7 +238,6 @@ def _restored(number: Any, step: Any, times: Any, arrays: Mapping[str, np.ndarra
     alike = {len(x) for name, x in arrays.items() if name not in ("ids", "log_probs", "kept_ids")}
     places = np.concatenate([tokens.ids, tokens.prompt_at, tokens.prompt_size, tokens.response_at, tokens.size, arrays["version"]])
     does_fit = alike == {len(tokens)} and np.all(tokens.prompt_at + tokens.prompt_size <= len(tokens.ids) - len(tokens.log_probs))
-    does_fit &= tokens.kept_ids is None or len(tokens.kept_ids) == len(tokens.log_probs)
     does_fit &= all(np.all((columns[name] >= 0) & (columns[name] < len(tokens))) for name in RENUMBERED)
     if not does_fit or np.any(places < 0) or np.any(tokens.response_at + tokens.size > len(tokens.log_probs)):
         raise ValueError(f"replay: the arrays of task {number} do not fit each other")
