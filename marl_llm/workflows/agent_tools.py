@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_llm.hints import suggestion
-from marl_llm.workflows.errors import LimitReached, ToolRefusal, WorkflowError
+from marl_llm.workflows.errors import LimitReached, PromptTooLong, ToolRefusal, WorkflowError
 from marl_llm.workflows.nodes import PROMPT, Call, Node, changed_calls, walk
 from marl_llm.workflows.roles import MAX_REASON, AgentTool, Role
 from marl_llm.workflows.state import State
-from marl_llm.workflows.trajectory import Event, RoleCall
+from marl_llm.workflows.trajectory import Event, RoleCall, ToolUse
 
 MOST_REQUESTS = 2**31  # of a workflow, because their numbers are parts of seeds
 
@@ -129,16 +129,17 @@ class SubAgentLimits:
         self._uses: dict[str, dict[str, int]] = {}  # tool -> its use -> tokens
         self._here: dict[str, int] = {}  # tool -> calls within this node's response
         speakers = {event.id: event for event in caller.past if isinstance(event, RoleCall)}
-        for call in speakers.values():
-            if not call.tool_use:
-                continue
-            asked_by, tool, _ = call.tool_use.rsplit(":", 2)
+        asked = [(call.tool_use, len(call.tokens)) for call in speakers.values() if call.tool_use]
+        uses = [event for event in caller.past if isinstance(event, ToolUse)]
+        asked += [(use.id, 0) for use in uses if use.refused == PromptTooLong.__name__]  # admitted, and nobody spoke
+        for use, drawn in asked:
+            asked_by, tool, _ = use.rsplit(":", 2)
             if asked_by not in speakers or speakers[asked_by].role != caller.node.role.name:
                 continue
-            uses = self._uses.setdefault(tool, {})
-            if call.tool_use not in uses and any(asked_by == event.id for event in caller.events):
+            uses_of_tool = self._uses.setdefault(tool, {})
+            if use not in uses_of_tool and any(asked_by == event.id for event in caller.events):
                 self._here[tool] = self._here.get(tool, 0) + 1
-            uses[call.tool_use] = uses.get(call.tool_use, 0) + len(call.tokens)
+            uses_of_tool[use] = uses_of_tool.get(use, 0) + drawn
 
     def admit(self, tool: AgentTool, values: Mapping[str, Any], use: str) -> SubAgentCall:
         """A call of this tool, whose `ToolUse` will have the id `use`.

@@ -175,6 +175,17 @@ def test_a_limit_holds_over_all_responses_of_an_episode():
     assert len({request.seed for request in generator.requests}) == len(generator.requests) == 6
 
 
+@pytest.mark.parametrize("at_most", [3, 2])
+def test_a_call_whose_prompt_is_too_long_keeps_its_place_and_counts(at_most):
+    searcher = dataclasses.replace(SEARCHER, max_prompt=80)
+    rounds = scripted(asked(query="L" * 300) + asked(query="y"), asked(query="z"), "done")
+    rollout, generator = play(team(planner(AgentTool("searcher", "", at_most=at_most), max_tokens=1500), searcher), rounds)
+    (path,) = rollout.trajectories
+    assert [call.text for call in path.by("searcher")] == ["Y", "Z"][: at_most - 1]
+    assert ("was called 2 times" in path.calls[-1].prompt) == (at_most == 2)
+    assert len({call.id for call in path.calls}) == len({request.seed for request in generator.requests}) == len(path.calls) == at_most + 2
+
+
 def test_seats_beside_each_other_have_seeds_and_limits_of_their_own():
     tool = AgentTool("searcher", "", at_most=1)
     seat = Role("planner", "{item}", plain("answer"), {"answer": ""}, tools=(tool,), max_tokens=400)
