@@ -18,9 +18,12 @@ FAULTS = {
         "a relative gain is of the end": ("(b - a) / a:+.0%", "(b - a) / b:+.0%"),
     },
     (W + "cross.py", T + "workflows/test_cross.py"): {
-        "a joint action that broke pays nothing": ("if paid[number][joint] is not None]", "]"),
-        "everybody is paid as the first role": ("joints[number][:, roles.index(call.role)] == episode.play", "joints[number][:, 0] == episode.play"),
+        "a joint action that broke pays nothing": ("for play in plays if not play.aborted]", "for play in plays]"),
+        "everybody is paid as the first role": ("joints[:, place] == episode.play", "joints[:, 0] == episode.play"),
         "a group with an aborted play is judged": ("if not any(episode.aborted for episode in group)}", "if not all(episode.aborted for episode in group)}"),
+        "a joint action follows nothing": ("dataclasses.replace(opening, parents=state.last)", "opening"),
+        "the group of an aborted play leaves no rows": ("remains=episode.trajectories[0].events", "remains=()"),
+        "a sub-agent has no part in a joint action": ('f"{event.node}.".startswith(f"{node}.")', "event.node == node"),
         "the draws of every step are the same": ("jax.random.fold_in(jax.random.key(DRAWN), rollout.step), task)", "jax.random.key(DRAWN), task)"),
     },
     (W + "rewards.py", T + "workflows/test_workflow_rewards.py"): {

@@ -12,17 +12,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from marl_llm.algorithms.joint import cross
-from marl_llm.workflows.assignment import Assignment, Scripted, ScriptTurn
+from marl_llm.workflows.assignment import Assignment, Scripted
+from marl_llm.workflows.calls import Speaker
 from marl_llm.workflows.controller import Controller, Rollout
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import Call, Each, FunctionNode, Repeat, Together, label, walk
-from marl_llm.workflows.trajectory import Earned, Episode, RoleCall, Trajectory
+from marl_llm.workflows.state import State
+from marl_llm.workflows.trajectory import Earned, Episode, Event, Task, ToolUse
 
 DRAWN = 0x63726F73  # in the key of which joint actions are judged
 
@@ -56,59 +59,94 @@ def crossed(rollout: Rollout, subset: int | None = None) -> tuple[Rollout, int]:
         groups.setdefault(episode.task.number, []).append(episode)
     groups_played = {number: group for number, group in groups.items() if not any(episode.aborted for episode in group)}
     joints = {number: _joints(rollout, number, subset) for number in groups_played}
-    paid = _judged(rollout, groups_played, joints) if groups_played else {}
-    episodes = tuple(_paid_anew(episode, rollout, groups_played, joints, paid) for episode in rollout.episodes)
-    return dataclasses.replace(rollout, episodes=episodes), sum(map(len, joints.values()))
+    judged = _judged(rollout, groups_played, joints) if groups_played else {}
+    episodes = []
+    for episode in rollout.episodes:
+        number = episode.task.number
+        episodes.append(_paid_anew(episode, rollout.workflow, groups[number], joints.get(number), judged.get(number, ())))
+    return dataclasses.replace(rollout, episodes=tuple(episodes)), sum(map(len, joints.values()))
 
 
 def _joints(rollout: Rollout, task: int, subset: int | None) -> np.ndarray:
-    """Joint actions of a task: number of the play of each agent's response, `[B, N]`."""
-    agents = len(rollout.workflow.roles)
+    """Joint actions of a task: number of the play of each speaker's response, `[B, N]`."""
+    agents = len(_speakers(rollout.workflow))
     if subset is None:
         return np.asarray(cross(agents, rollout.plays))
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(DRAWN), rollout.step), task)
     return np.asarray(cross(agents, rollout.plays, subset=subset, key=key))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Recorded:
+    """A speaker whose roles respond as they did, with the tokens, the log-probs and the ending; tools are called."""
+
+    speaker: Speaker
+    speakers: Sequence[str]
+    groups: Mapping[int, Sequence[Episode]]
+    joints: Mapping[int, np.ndarray]
+
+    async def speak(self, node: Call, first: int, state: State, task: Task, identity: tuple[int, int, int], *fork: int) -> Any:
+        joint, place = self.joints[task.number][identity[1]], self.speakers.index(node.name)
+        path = self.groups[task.number][int(joint[place])].trajectories[0]
+        opening, *more = (event for event in path.events if _speaks_in(event, node.name))
+        events = (dataclasses.replace(opening, parents=state.last), *more)
+        return events, state.after(*events)
+
+    async def use(self, *call: Any) -> ToolUse:
+        return await self.speaker.use(*call)
+
+
 def _judged(
     rollout: Rollout, groups: Mapping[int, Sequence[Episode]], joints: Mapping[int, np.ndarray]
-) -> dict[int, list[dict[str, Earned] | None]]:
-    """Task -> for each joint action, role -> what it earned; None where the infrastructure broke it."""
-    roles = list(rollout.workflow.roles)
-    calls = {(number, play): {call.role: call for call in episode.trajectories[0].calls} for number, group in groups.items()
-            for play, episode in enumerate(group)}  # fmt: skip
-
-    def again(turn: ScriptTurn) -> str | tuple[int, ...]:
-        _, task, _, _, play = turn.seed
-        agent = roles.index(turn.role.name)
-        call: RoleCall = calls[task, int(joints[task][play][agent])][turn.role.name]
-        return tuple(call.tokens.tolist()) if turn.role.speaks_ids else call.text
-
-    players = Assignment(dict.fromkeys(roles, "again"), {"again": Scripted(again)})
+) -> dict[int, list[Episode]]:
+    """Task -> for each joint action the play in which it was judged."""
+    players = Assignment(dict.fromkeys(rollout.workflow.roles, "recorded"), {"recorded": Scripted(lambda turn: "")})  # nobody asks it
     plays = len(next(iter(joints.values())))
     tasks = [group[0].task for group in groups.values()]
     with Controller(rollout.workflow, players, None, {}) as controller:
-        judged = controller.play(tasks, rollout.step, plays)
-    paid: dict[int, list] = {number: [] for number in groups}
-    for episode in judged.episodes:
-        path = episode.trajectories[0] if not episode.aborted else None
-        paid[episode.task.number].append({call.role: path.earned[call.id] for call in path.calls} if path else None)
-    return paid
+        controller.speaker = _Recorded(controller.speaker, _speakers(rollout.workflow), groups, joints)
+        played = controller.play(tasks, rollout.step, plays)
+    judged: dict[int, list[Episode]] = {number: [] for number in groups}
+    for episode in played.episodes:
+        judged[episode.task.number].append(episode)
+    return judged
 
 
-def _paid_anew(episode: Episode, rollout: Rollout, groups: Mapping, joints: Mapping, paid: Mapping) -> Episode:
-    number = episode.task.number
-    if number not in groups:
-        return dataclasses.replace(episode, trajectories=(), candidates=())
-    (path,), roles = episode.trajectories, list(rollout.workflow.roles)
+def _paid_anew(
+    episode: Episode, workflow: Workflow, group: Sequence[Episode], joints: np.ndarray | None, judged: Sequence[Episode]
+) -> Episode:
+    """The play with the mean pay of its joint actions. `group`: all plays of its task; `joints`: None where one of them is aborted."""
+    if episode.aborted:
+        return episode
+    if joints is None:
+        return _aborted(episode, next(mate for mate in group if mate.aborted))
+    (path,) = episode.trajectories
     earned = {}
-    for call in path.calls:
-        own_joints = np.flatnonzero(joints[number][:, roles.index(call.role)] == episode.play)
-        parts = [paid[number][joint][call.role] for joint in own_joints if paid[number][joint] is not None]
-        if not parts:
-            return dataclasses.replace(episode, trajectories=(), candidates=())
-        earned[call.id] = _mean(parts)
-    return dataclasses.replace(episode, trajectories=(_with_pay(path, earned),))
+    for place, speaker in enumerate(_speakers(workflow)):
+        plays = [judged[joint] for joint in np.flatnonzero(joints[:, place] == episode.play)]
+        pays = [play.trajectories[0].earned for play in plays if not play.aborted]
+        if not pays:
+            return _aborted(episode, plays[0])
+        earned |= {call.id: _mean([pay[call.id] for pay in pays]) for call in path.calls if _speaks_in(call, speaker)}
+    return dataclasses.replace(episode, trajectories=(dataclasses.replace(path, earned=earned),))
+
+
+def _aborted(episode: Episode, cause: Episode) -> Episode:
+    """The play without an outcome, because this other one has none."""
+    failures = [dataclasses.replace(failure, message=f"{cause.name} beside it: {failure.message}") for failure in cause.failures[-1:]]
+    return dataclasses.replace(
+        episode, trajectories=(), candidates=(), failures=(*episode.failures, *failures), remains=episode.trajectories[0].events
+    )
+
+
+def _speakers(workflow: Workflow) -> list[str]:
+    """The nodes that speak, in the order of the columns of joint actions."""
+    return [node.name for node in walk(workflow.body) if isinstance(node, Call)]
+
+
+def _speaks_in(event: Event, node: str) -> bool:
+    """Whether it happened within a node's response: the role spoke, or a tool or a sub-agent that it called."""
+    return f"{event.node}.".startswith(f"{node}.")
 
 
 def _mean(parts: Sequence[Earned]) -> Earned:
@@ -119,7 +157,3 @@ def _mean(parts: Sequence[Earned]) -> Earned:
     components = {name: mean(part.components.get(name, 0.0) for part in parts) for name in names}
     team, local = mean(part.team for part in parts), mean(part.local for part in parts)
     return Earned(team, local, components, any(part.team_paid for part in parts))
-
-
-def _with_pay(path: Trajectory, earned: Mapping[str, Earned]) -> Trajectory:
-    return dataclasses.replace(path, earned=earned)

@@ -7,9 +7,27 @@ import numpy as np
 import pytest
 from wordy import SPEECH, Says
 
+from marl_llm.text import CHATML, ByteTokenizer, Chat
 from marl_llm.tools.results import FailureKind, ToolResult, failed, success
-from marl_llm.workflows import Controller, Role, Task, Workflow, WorkflowError, plain, repeat, separate, sequence, together, tool
+from marl_llm.workflows import (
+    AgentTool,
+    Assignment,
+    Controller,
+    Role,
+    Scripted,
+    Task,
+    Workflow,
+    WorkflowError,
+    compute,
+    plain,
+    repeat,
+    separate,
+    sequence,
+    together,
+    tool,
+)
 from marl_llm.workflows.cross import check_cross, crossed
+from marl_llm.workflows.efficiency import critical_path_tokens
 from marl_llm.workflows.rewards import absolute, broadcast
 from marl_llm.workflows.samples import sample_table
 
@@ -72,6 +90,58 @@ def test_every_response_is_paid_the_mean_over_all_partners_and_nothing_more_is_s
         assert row.local == 1.0
 
 
+def test_rewards_see_the_tokens_the_ending_and_what_came_before():
+    class Cut(Says):
+        async def generate(self, request):
+            return dataclasses.replace(await super().generate(request), finish="length" if request.seed[-1] == 1 else "stop")
+
+    names = ("left", "right")
+    roles = [Role(name, f"{{word}}{{said}} {name}", plain(name), {name: ""}) for name in names]
+    before, after = compute(lambda word: word * 2, "said", name="before"), compute(lambda left, right: 1.0, "worth", name="after")
+
+    def follows(call, path):
+        return float(call.parents == (path.events[0].id,) and bool(call.prompt_ids))
+
+    rewards = (
+        broadcast(lambda path: critical_path_tokens(path), name="tokens"),
+        absolute(lambda call, path: float(call.truncated), names, name="cut"),
+        absolute(follows, names, name="follows"),
+    )
+    workflow = Workflow("pair", sequence(before, together(*roles), after), ("word",), rewards=rewards)
+    generator = Cut(lambda prompt, request: "a" * (1 + 2 * request.seed[-1]))
+    with Controller(workflow, separate(workflow), generator, SPEECH) as controller:
+        rollout = controller.play([Task(0, {"word": "w"})], plays=GROUP)
+    rows = sample_table(crossed(rollout)[0]).samples
+    sizes = [row.call.tokens.size for row in rows if row.call.role == "left"]
+    for row in rows:
+        play = row.call.seed[-1]
+        longer = np.mean([max(sizes[play], size) for size in sizes])
+        assert row.components == {"tokens": pytest.approx(longer), "cut": float(play == 1), "follows": 1.0}
+
+
+def test_sub_agents_are_part_of_the_response_that_asked_them():
+    chat = Chat(ByteTokenizer(specials=("<|im_start|>", "<|im_end|>"), stops=("<|im_end|>",)), CHATML)
+    asks = '<tool_call>\n{"name": "helper", "arguments": {"query": "x"}}\n</tool_call>'
+
+    def answer(turn):
+        return "found" if turn.role.name == "helper" else asks if len(turn.messages) == 1 and turn.role.name == "left" else "done"
+
+    tools = (AgentTool("helper", "Helps."),)
+    left = Role("left", "{word}", plain("left"), {"left": ""}, tools=tools, max_tokens=400, max_prompt=4000)
+    helper, right = Role("helper", "{query}", plain("found"), {"found": ""}), Role("right", "{word}", plain("right"), {"right": ""})
+    judge = compute(lambda left, right: 1.0, "worth", name="judge")
+    rewards = (broadcast(lambda path: float(len(path.calls)), name="calls"),)
+    workflow = Workflow("pair", sequence(together(left, right), judge), ("word",), rewards=rewards, sub_agents=(helper,))
+    players = Assignment(dict.fromkeys(workflow.roles, "script"), {"script": Scripted(answer)})
+    with Controller(workflow, players, None, chat) as controller:
+        rollout = controller.play([Task(0, {"word": "w"})], plays=2)
+    found, judged = crossed(rollout)
+    assert judged == 2**2
+    assert [(row.call.node, row.team) for row in sample_table(found).samples] == [
+        (node, 4.0) for node in ("left", "left.helper", "left", "right")
+    ] * 2  # fmt: skip
+
+
 def test_a_balanced_subset_judges_each_response_equally_often():
     judged = []
     rollout, _ = played(team(product(judged)), count=1)
@@ -101,7 +171,13 @@ def test_a_broken_joint_action_counts_for_nobody_and_a_aborted_play_aborts_its_t
     broken.add(("b", "c"))  # an aligned pair: that play is aborted
     short, _ = played(team(tool(judge, "worth")), count=2)
     assert sum(episode.aborted for episode in short.episodes) == 2
-    assert all(episode.aborted for episode in crossed(short)[0].episodes)
+    found = crossed(short)[0]
+    assert all(episode.aborted and episode.failures[-1].message.endswith("no worker") for episode in found.episodes)
+    assert {row.excluded for row in sample_table(found).samples} == {"aborted"}
+    assert len(sample_table(found)) == len(sample_table(short)) == 2 * 2 * GROUP
+    broken |= {("c", other) for other in "abcd"}
+    left_out = [episode.play for episode in crossed(rollout)[0].episodes if episode.aborted]
+    assert left_out == [2, 2]
 
 
 def test_a_workflow_whose_roles_do_not_speak_once_and_at_once_is_refused_by_its_node():
