@@ -11,6 +11,7 @@ FAULTS = {
     },
     ("marl_llm/workflows/splits.py", "tests/workflows/test_splits.py"): {
         "a listed task has its place in place of its number": ("in enumerate(drawn, first)]", "in enumerate(drawn)]"),
+        "a listed task has no kind": ("dataclasses.replace(task, number=number, split=split)", "Task(number, task.fields, task.hidden, split)"),
         "a split's share begins at nothing": ("        place -= share\n", ""),
         "the last fifth is rounded up": ("min(HOLD_OUT, len(rows) // 5)", "min(HOLD_OUT, -(-len(rows) // 5))"),
     },

@@ -6,6 +6,7 @@ files are parts already; the last of the training rows are the validation split.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
@@ -50,7 +51,7 @@ def listed_tasks(parts: Mapping[str, Sequence[Task]]) -> Tasks:
         check_split(split, parts)
         part = parts[split]
         drawn = [part[number % len(part)] for number in range(first, first + count)]
-        return [Task(number, task.fields, task.hidden, split) for number, task in enumerate(drawn, first)]
+        return [dataclasses.replace(task, number=number, split=split) for number, task in enumerate(drawn, first)]
 
     return tasks
 

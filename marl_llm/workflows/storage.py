@@ -12,7 +12,7 @@ field               type          meaning
 `step`              int or null   of training, as the caller counts it; null: of an evaluation that belongs to no step
 `seed_step`         int           the step in the seeds of its draws, which a replay needs; all evaluations share one
 `play`              int           which play of the task
-`task`              object        `number`, `split`, `stratum`, `fields`, `hidden`
+`task`              object        `number`, `split`, `stratum`, `cluster`, `fields`, `hidden`
 `aborted`              bool          it has no outcome
 `failures`          list          objects `node`, `kind`, `message`
 `events`            list          role calls and tool calls, parents first; the graph is in `parents`
@@ -90,7 +90,7 @@ def to_json(rollout: Rollout, episode: Episode, when: str = "train", step: int |
                 head = {"kind": "score", "id": f"{call}:{name}", "parents": [call], "scorer": name}
                 scores[head["id"]] = {**head, **dataclasses.asdict(score)}
     task = episode.task
-    about = {"number": task.number, "split": task.split, "stratum": task.stratum}
+    about = {"number": task.number, "split": task.split, "stratum": task.stratum, "cluster": task.cluster}
     return {
         "episode": record_name(episode, when),
         "workflow": rollout.workflow.name,
@@ -197,7 +197,7 @@ def from_json(line: Mapping[str, Any], folder: str | pathlib.Path | None = None)
     """
     about, place = line["task"], None if folder is None else pathlib.Path(folder) / FOLDER_NAME
     fields, hidden = _values(about["fields"], place), _values(about["hidden"], place)
-    task = Task(about["number"], fields, hidden, about["split"], about.get("stratum", ""))
+    task = Task(about["number"], fields, hidden, about["split"], about.get("stratum", ""), about.get("cluster", ""))
     events = {event["id"]: _read_event(event, place) for event in line["events"] if event["kind"] != "score"}
     scores: dict[str, dict[str, Score]] = {}
     for score in line["events"]:

@@ -27,6 +27,11 @@ def test_listed_rows_come_again_from_the_start_with_their_own_numbers():
     assert tasks("train", 4, 1) == tasks("train", 3, 3)[1:2]
 
 
+def test_a_listed_task_keeps_all_that_is_no_place():
+    tasks = listed_tasks({"train": [Task(5, {"q": 1}, {"gold": 2}, "", "regression", "template 3")]})
+    assert tasks("train", 7, 1) == [Task(7, {"q": 1}, {"gold": 2}, "train", "regression", "template 3")]
+
+
 @pytest.mark.parametrize("tasks", [listed_tasks({"train": [], "test": []}), drawn_tasks(lambda split, n: Task(n, {}), SHARES)])
 def test_an_unknown_split_is_refused_with_those_that_there_are(tasks):
     with pytest.raises(ValueError, match=r"unknown split 'dev'; the splits are train, "):

@@ -29,7 +29,7 @@ from marl_llm.workflows.errors import ReplayError
 from marl_llm.workflows.replay import replay
 from marl_llm.workflows.rewards import broadcast, format_penalty
 from marl_llm.workflows.samples import sample_table
-from marl_llm.workflows.storage import from_json, named, read_trajectories, report_episodes, write_trajectories
+from marl_llm.workflows.storage import from_json, named, read_trajectories, report_episodes, to_json, write_trajectories
 from marl_llm.workflows.trajectory import RoleCall
 
 PARTS = compute(lambda question: ("x", "y"), "parts", name="parts")
@@ -90,6 +90,13 @@ def test_what_is_read_is_what_was_written_and_replays(tmp_path, branching):
         assert_same(episode, again)
         assert [way.fields for way in again.trajectories] == [way.fields for way in episode.trajectories]
         assert [way.fields for way in found.trajectories] == [way.fields for way in episode.trajectories]
+
+
+def test_a_task_comes_back_whole():
+    workflow, task = team(), Task(4, {"question": "q"}, {}, "test", "regression", "template 3")
+    with Controller(workflow, shared(workflow), Says(speak), SPEECH) as controller:
+        rollout = controller.play([task])
+    assert from_json(json.loads(json.dumps(to_json(rollout, rollout.episodes[0])))).task == task
 
 
 @pytest.mark.parametrize("branching", [{}, {"a": 2, "b": 2}])
