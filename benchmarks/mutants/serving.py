@@ -195,6 +195,7 @@ FAULTS = {
     ("marl_llm/workflows/finite.py", "tests/workflows/test_what_is_said.py"): {
         "NumPy's numbers are not looked at": ("isinstance(item, np.ndarray | np.inexact)", "isinstance(item, np.ndarray)"),
         "keys are not looked at": ("(*item, *item.values())", "(*item.values(),)"),
+        "fractions have no end": ("isinstance(item, int | Fraction) and", "isinstance(item, int) and"),
     },
     (S + "local.py", SERVING + " " + "tests/experiments/test_coached_runs.py"): {
         "a local model's own budget is not told": ("max_prompt=max_prompt, max_tokens=max_tokens)\n\n    def backend", "max_prompt=max_prompt)\n\n    def backend"),

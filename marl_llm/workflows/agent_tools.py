@@ -118,7 +118,12 @@ class SubAgentCall:
         if last.illegal is not None:
             raise ToolRefusal(f"the answer of {self.node.role.name!r} broke its format: {last.illegal}"[:MAX_REASON])
         (value, *more) = last.writes.values()
-        return json.dumps(last.writes, default=str) if more or not isinstance(value, str) else value
+        if isinstance(value, str) and not more:
+            return value
+        try:
+            return json.dumps(last.writes, default=str)
+        except Exception as error:  # `default` asks any object for its text
+            raise ToolRefusal(f"the answer of {self.node.role.name!r} is no JSON: {type(error).__name__}: {error}"[:MAX_REASON]) from error
 
 
 class SubAgentLimits:

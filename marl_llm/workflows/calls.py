@@ -309,7 +309,10 @@ class Speaker:
         answer = read_value(value, BOUNDS)
         if not answer.ok:
             raise ToolRefusal(f"the answer cannot be read: {answer.problem}")
-        text = read_text(str(answer.value)[:MAX_TEXT])
+        try:
+            text = read_text(str(answer.value)[:MAX_TEXT])
+        except Exception as error:
+            raise ToolRefusal(f"the answer cannot be shown: {type(error).__name__}: {error}") from error
         return Said(text.value, "", arguments.replaced + answer.replaced + text.replaced), attempts
 
     async def _call(

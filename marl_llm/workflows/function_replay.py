@@ -26,6 +26,7 @@ from typing import Any
 from marl_llm.reporting.files import to_json
 from marl_llm.tools.results import FailureKind, InfrastructureError, ToolResult
 from marl_llm.workflows.errors import PlayFailure, ToolCallError, WorkflowError
+from marl_llm.workflows.finite import is_finite_number
 from marl_llm.workflows.hidden_values import Hidden, HiddenValueError, hidden_name, open_value
 from marl_llm.workflows.nodes import ERROR, HIDDEN_RESULT, REPLY, RESULT, FunctionNode, Tool
 from marl_llm.workflows.trajectory import Task
@@ -326,7 +327,7 @@ def checked_reward(value: Any, calls: Mapping[str, int], node: FunctionNode) -> 
 
 
 def _number(value: Any, what: str) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(value):
+    if not isinstance(value, int | float) or not is_finite_number(value):
         shown = value if isinstance(value, float) else type(value).__name__
         raise WorkflowError(f"the reward's {what} is {shown}: return a finite number, or Reward(team=...)")
     return float(value)

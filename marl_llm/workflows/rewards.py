@@ -15,12 +15,12 @@ others, for the figures.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from marl_llm.workflows.checks import title
 from marl_llm.workflows.errors import WorkflowError
+from marl_llm.workflows.finite import is_finite_number, shown
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.trajectory import Earned, RoleCall, Trajectory
 
@@ -191,8 +191,9 @@ def earned(workflow: Workflow, trajectory: Trajectory) -> dict[str, Earned]:
             if award.call.id not in sums:
                 raise WorkflowError(f"{who} pays {award.call.id}, which is no call of the trajectory of task {trajectory.task.number}")
             for value in (award.team, award.local, *award.components.values()):
-                if not math.isfinite(value):
-                    raise WorkflowError(f"{who} pays {value} to {award.call.id} of task {trajectory.task.number}; pay a finite number")
+                if not is_finite_number(value):
+                    whom = f"{award.call.id} of task {trajectory.task.number}"
+                    raise WorkflowError(f"{who} pays {shown(value)} to {whom}; pay a finite number")
             total = sums[award.call.id]
             total[0] += float(award.team)
             total[1] += float(award.local)

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from marl_llm.tools.results import FailureKind, ToolResult
 from marl_llm.tools.waiting import Expired, within
 from marl_llm.workflows.errors import PlayFailure, WorkflowError, from_error, from_tool
+from marl_llm.workflows.finite import is_finite_number, shown
 from marl_llm.workflows.trajectory import Event, RoleCall, Score, Task, Trajectory
 from marl_llm.workflows.views import MOMENTS, TRUTHS, ActionView, ViewMaker
 
@@ -114,10 +114,14 @@ class Scoring:
         key = (scorer.name, call.id)
         if key in self._asked:
             return
-        history = dict(scorer.history()) if scorer.history else {}
+        try:
+            history = dict(scorer.history()) if scorer.history else {}
+            told = scorer.result is not None and end is not None and scorer.when == "end"
+            result = float(scorer.result(end)) if told else None
+        except Exception as error:
+            raise WorkflowError(f"scorer {scorer.name!r}: its result or history raised {type(error).__name__}: {error}") from error
         view = self._views.make(call, events, scorer.when, scorer.truth, None if end is None else end.fields, history)
-        if scorer.result is not None and end is not None and scorer.when == "end":
-            view = dataclasses.replace(view, result=float(scorer.result(end)))
+        view = dataclasses.replace(view, result=result)
         task = self._asked[key] = asyncio.get_running_loop().create_task(_score(scorer, view))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # an error is read even where nobody awaits it any more
 
@@ -155,6 +159,6 @@ async def _score(scorer: Scorer, view: ActionView) -> Score:
         if score.failure is not None:
             raise from_tool(node, score.failure)
         score = score.value
-    if not isinstance(score, Score) or isinstance(score.value, bool) or score.value is None or not math.isfinite(score.value):
-        raise PlayFailure(node, "scorer", f"{view.call.id}: the score is {score!r:.200}; it must be a Score of a finite number")
+    if not isinstance(score, Score) or isinstance(score.value, bool) or not is_finite_number(score.value):
+        raise PlayFailure(node, "scorer", f"{view.call.id}: the score is {shown(score)}; it must be a Score of a finite number")
     return score

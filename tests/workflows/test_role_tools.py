@@ -1,6 +1,7 @@
 """Tools that a role calls within its response: the conversation's ids only grow, and every part that was sampled is a call of its own."""
 
 import json
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -83,6 +84,17 @@ def test_a_role_without_tools_calls_none():
 def test_a_call_that_cannot_be_served_is_answered_with_the_reason(call, answer):
     rollout, _ = play([call, "done"])
     assert answer in TOKENIZER.decode(rollout.trajectories[0].calls[1].prompt_ids)
+
+
+def test_an_answer_that_cannot_be_shown_is_a_refusal():
+    def power(a, b):
+        return Fraction(a) ** b
+
+    tool = RoleTool("power", power, "a to the b", {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}})
+    rollout, _ = play([asked("power", a=10, b=5000), "done"], tools=(tool,))
+    (path,) = rollout.trajectories
+    assert path.events[1].refused == "ValueError"
+    assert path.calls[1].prompt.startswith("error: the answer cannot be shown: ValueError: Exceeds the limit")
 
 
 def test_a_failed_tool_aborts_the_play():

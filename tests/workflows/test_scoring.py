@@ -115,6 +115,12 @@ def test_candidates_that_are_scored_when_made_wait_for_their_score():
         Controller(late, shared(late), Says(echo), SPEECH, branching={"a": 3}, pick="greedy")
 
 
+def with_value(score, value):
+    """The score with another value, whatever type checkers say."""
+    object.__setattr__(score, "value", value)
+    return score
+
+
 async def never(view):
     await asyncio.sleep(60)
 
@@ -126,6 +132,9 @@ FAILURES = {
     "no number": (Judge(lambda view: float("nan")), "scorer", "must be a Score of a finite number"),
     "a truth value": (Judge(lambda view: Score(True)), "scorer", "must be a Score of a finite number"),
     "a text": (Judge(lambda view: "7"), "scorer", "must be a Score of a finite number"),
+    "a number as text": (Judge(lambda view: with_value(Score(1.0), "7")), "scorer", "must be a Score of a finite number"),
+    "several numbers": (Judge(lambda view: with_value(Score(1.0), [7])), "scorer", "must be a Score of a finite number"),
+    "a number without end": (Judge(lambda view: Score(10**5000)), "scorer", "must be a Score of a finite number"),
     "too late": (never, "deadline", "no score of .* within 0.05 s"),
 }
 
@@ -149,6 +158,12 @@ def test_a_scorer_that_fails_aborts_the_play_and_is_counted_never_a_middle_score
     assert all(row.excluded == "aborted" for row in table.samples if row.instance == 1)
     with pytest.raises(RolloutError, match=message):
         play(team(lambda view: broken(view), when=when, timeout_s=0.05), n=1)
+
+
+@pytest.mark.parametrize("option", [{"result": lambda path: 10**400}, {"result": lambda path: None}, {"history": lambda: 1 / 0}])
+def test_a_scorer_whose_author_fails_is_named(option):
+    with pytest.raises(WorkflowError, match="scorer 'judge': its result or history raised (Overflow|Type|ZeroDivision)Error"):
+        play(team(Judge(), **option), n=1)
 
 
 def test_a_result_of_a_tool_is_a_score_too():

@@ -226,6 +226,17 @@ def test_an_answer_that_breaks_its_format_is_data_and_so_is_json():
     assert (finished_share(good.trajectories[0]), finished_share(bad.trajectories[0])) == (1.0, 0.0)
 
 
+def test_an_answer_that_is_no_json_is_data():
+    class Mute:
+        __str__ = None
+
+    def parse(text):
+        return {"found": Mute()}
+
+    rollout, _ = play(team(planner(), Role("searcher", "find {query}", parse, {"found": ""}, max_tokens=8)), TWO)
+    assert rollout.trajectories[0].calls[-1].prompt.startswith("error: the answer of 'searcher' is no JSON: TypeError")
+
+
 # ---- what is made of them
 
 

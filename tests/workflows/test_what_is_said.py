@@ -3,6 +3,7 @@
 import json
 import time
 import types
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -138,6 +139,7 @@ NOT_FINITE = [
     float("nan"), float("inf"), -float("inf"), np.float32("nan"), np.float64("-inf"), np.float16("inf"), np.array([1.0, np.nan]),
     np.array([np.inf], np.float16), [0.0, (1.0, {"k": float("nan")})], {float("inf"): 1}, frozenset({float("nan")}),
     {"k": np.array([[np.nan]])}, 10**400, np.array([None, float("nan")], object), complex("nan"), np.array(np.nan),
+    Fraction(10) ** 5000, Fraction(1, 10**5000),
 ]  # fmt: skip
 
 
@@ -164,7 +166,7 @@ def test_a_number_that_is_not_finite_is_refused_in_a_task_and_at_the_start(value
         play(role("a"), questions=(value,))
 
 
-FINITE = [0.0, -1e308, np.float32(1), np.arange(3), np.array(["x"]), 10**300, True, None, "nan", (), object()]
+FINITE = [0.0, -1e308, np.float32(1), np.arange(3), np.array(["x"]), 10**300, Fraction(1, 3), True, None, "nan", (), object()]
 
 
 @pytest.mark.parametrize("value", FINITE, ids=[str(number) for number in range(len(FINITE))])

@@ -188,10 +188,20 @@ def test_a_broken_format_is_paid_to_its_own_call_only():
     assert all(components == {} for name, _, components in found.values() if name == "reflect")
 
 
+def with_team(paid, value):
+    """The payment with another pay for the team, whatever type checkers say."""
+    object.__setattr__(paid, "team", value)
+    return paid
+
+
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
         (lambda way: [Award(way.calls[0], float("nan"), "x")], "pays nan to plan:0:0 of task 0"),
+        (lambda way: [with_team(Paid(way.calls[0], 1.0, 0.0, {}), None)], "pays None to plan:0:0 of task 0"),
+        (lambda way: [with_team(Paid(way.calls[0], 1.0, 0.0, {}), "1")], "pays '1' to plan:0:0 of task 0"),
+        (lambda way: [Award(way.calls[0], 10**400, "x")], "pays 10{199} to plan:0:0 of task 0"),
+        (lambda way: [Paid(way.calls[0], 0.0, 10**5000, {})], r"pays int \(ValueError\) to plan:0:0 of task 0"),
         (lambda way: 1 / 0, "raised ZeroDivisionError"),
         (lambda way: [(way.calls[0], 1.0)], r"yields tuple; it must yield Award\(call, value, component\)"),
         (lambda way: [Award(play(rounds([0.1], ()), n=1, plays=2).trajectories[1].calls[0], 1.0, "x")], "no call of the trajectory"),
