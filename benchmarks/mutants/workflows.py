@@ -146,4 +146,8 @@ FAULTS = {
     (W + "rewards.py", T + "test_workflow_rewards.py::test_a_reward_with_a_fault_is_named"): {
         "what is no number ends the run without a name": ("if not is_finite_number(value):", "if not abs(value) < 1e300:"),
     },
+    (W + "views.py", T + "test_scoring.py::test_what_ran_beside_an_action_was_not_before_it"): {
+        "what ran beside an action was before it": ("        if event.id in ids:\n", "        if True:\n"),
+        "only the last event was before an action": ("            ids |= set(event.parents)\n", ""),
+    },
 }

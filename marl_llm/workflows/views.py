@@ -29,7 +29,7 @@ class ActionView:
       call: what the role read and said, verbatim, and what is wrong with its format.
       task: the task's open fields.
       stratum: the kind of task, see `Task.stratum`.
-      before: the open fields when the role was asked, without items of an `each`.
+      before: the open fields when the role was asked, without items of an `each` and what ran beside it.
       observations: the tool calls that this action caused: those that follow it before another role speaks.
       earlier: what happened before, as events.
       later: what followed; empty for `when="action"`, but for what is in `observations`.
@@ -129,6 +129,16 @@ class CoachGuide:
                 raise WorkflowError(f"CoachGuide of {workflow.name!r}: there is no role {role!r}; it has {', '.join(workflow.roles)}")
 
 
+def _followed(events: Sequence[Event], call: RoleCall) -> list[Event]:
+    """Those of the events that the call followed, and not what ran beside it."""
+    ids, followed = set(call.parents), []
+    for event in reversed(events):
+        if event.id in ids:
+            ids |= set(event.parents)
+            followed.insert(0, event)
+    return followed
+
+
 class ViewMaker:
     """Makes the views of one play's actions."""
 
@@ -155,7 +165,7 @@ class ViewMaker:
                 caused.add(event.id)
                 observations.append(event)
         before = {**self._workflow.start, **self._task.fields}
-        for event in shown[:number]:
+        for event in _followed(shown[:number], call):
             before |= state_writes(event)
         outcome = {name: value for name, value in (end or {}).items() if knows or name not in self._secret} if when == "end" else {}
         secrets = dict(self._task.hidden)

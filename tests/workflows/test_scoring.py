@@ -6,7 +6,22 @@ import pytest
 from wordy import SPEECH, Says
 
 from marl_llm.tools.results import FailureKind, failed, success
-from marl_llm.workflows import Controller, Role, Score, Scorer, Task, Workflow, WorkflowError, compute, plain, repeat, sequence, shared
+from marl_llm.workflows import (
+    Controller,
+    Role,
+    Score,
+    Scorer,
+    Task,
+    Workflow,
+    WorkflowError,
+    compute,
+    each,
+    plain,
+    repeat,
+    sequence,
+    shared,
+    together,
+)
 from marl_llm.workflows.errors import RolloutError
 from marl_llm.workflows.metrics import rollout_metrics
 from marl_llm.workflows.replay import replay
@@ -78,6 +93,18 @@ def test_a_scorer_at_the_end_sees_what_followed_and_no_scorer_sees_hidden_fields
     assert trusted.views[0].truth == {"gold": "secret", "n": trusted.views[0].outcome["n"]}
     last = early.views[-1]
     assert (last.later, last.outcome, [event.node for event in last.earlier]) == ((), {}, ["a", "length", "a", "length"])
+
+
+@pytest.mark.parametrize("when", ["action", "end"])
+def test_what_ran_beside_an_action_was_not_before_it(when):
+    judge = Judge()
+    several = each("items", "item", role("c", "{item}"), {"c": "all"}, at_most=2)
+    body = sequence(role("a"), together(role("b"), several), role("d", "{b}"))
+    scorers = (Scorer("judge", judge, when=when),)
+    play(Workflow("w", body, ("question",), ("gold",), start={"items": ("x", "y")}, scorers=scorers), n=1)
+    assert [(view.call.role, [name for name in "abcd" if name in view.before]) for view in judge.views] == [
+        ("a", []), ("b", ["a"]), ("c", ["a"]), ("c", ["a"]), ("d", ["a", "b", "c"]),
+    ]  # fmt: skip
 
 
 def test_a_scorer_at_the_action_is_never_told_how_the_play_ended():
