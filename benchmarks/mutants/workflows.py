@@ -150,4 +150,9 @@ FAULTS = {
         "what ran beside an action was before it": ("        if event.id in ids:\n", "        if True:\n"),
         "only the last event was before an action": ("            ids |= set(event.parents)\n", ""),
     },
+    (W + "function_replay.py", T + "test_function_team.py::test_an_error_tells_no_hidden_value_unless_it_is_revealed"): {
+        "a tool's error tells what is hidden": ("_withheld(error, secret) if secret is not None else", ""),
+        "a computation's error tells what is hidden": ("if secret is None or reveals or", "if True or"),
+        "an error that is revealed is withheld": ("secret if field == HIDDEN_RESULT else None)", "secret)"),
+    },
 }

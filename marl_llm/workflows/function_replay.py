@@ -137,14 +137,25 @@ class TeamHandle:
           timeout_s: the play is aborted, or played again, when the call takes longer.
           reveals: roles may read the result although an argument is hidden. Otherwise it is hidden.
 
-        Raises `ToolCallError` with what the function raised. What the infrastructure breaks aborts the play (law 9).
+        Raises `ToolCallError` with what the function raised, of hidden arguments the type alone. What the infrastructure breaks aborts the
+        play (law 9).
         """
         return await self._replay.use(function, (arguments, named), timeout_s, reveals)
 
     def compute(self, function: Callable, *arguments: Any, reveals: bool = False, **named: Any) -> Any:
-        """What a pure function of no duration returns of these arguments, hidden ones opened; `reveals` as in `tool`."""
+        """What a pure function of no duration returns of these arguments, hidden ones opened; `reveals` as in `tool`.
+
+        What it raises is raised; of hidden arguments, unless `reveals`, a `ToolCallError` with the type of that alone.
+        """
         secret = hidden_name([*arguments, *named.values()])
-        value = function(*map(open_value, arguments), **{key: open_value(item) for key, item in named.items()})
+        opened = {key: open_value(item) for key, item in named.items()}
+        try:
+            value = function(*map(open_value, arguments), **opened)
+        except Exception as error:
+            if secret is None or reveals or isinstance(error, InfrastructureError):
+                raise
+            name = getattr(function, "__name__", type(function).__name__)
+            raise ToolCallError(f"t.compute({name}) raised {_withheld(error, secret)}") from None
         if secret is None:
             return value
         if not reveals:
@@ -241,7 +252,7 @@ class _Replay:
         secret = hidden_name([*call[0], *call[1].values()])
         arguments, named = open_value(call[0]), open_value(call[1])
         field = RESULT if secret is None or reveals else HIDDEN_RESULT
-        guarded = _guarded(function, arguments, named, field)
+        guarded = _guarded(function, (arguments, named), field, secret if field == HIDDEN_RESULT else None)
         tool = Tool(name, guarded, (), (field, ERROR), timeout_s, instant=False)
         text = json.dumps([arguments, named], sort_keys=True, default=lambda value: type(value).__name__)
         number = self._count("tool", name)
@@ -347,8 +358,17 @@ def _difference(requests: Sequence[FunctionRequest], recorded: Sequence[Function
     return None
 
 
-def _guarded(function: Callable, arguments: tuple, named: dict[str, Any], field: str) -> Callable:
-    """The call of a tool as a function without arguments, `async` if the tool is. What the tool raises becomes data."""
+def _withheld(error: Exception, secret: str) -> str:
+    """An exception of a function that read a hidden field, without its text, which may tell the field to a role."""
+    return f"{type(error).__name__}; its text may tell the hidden field {secret!r}: reveals=True shows it"
+
+
+def _guarded(function: Callable, call: tuple[tuple, dict[str, Any]], field: str, secret: str | None) -> Callable:
+    """The call of a tool as a function without arguments, `async` if the tool is. What the tool raises becomes data.
+
+    `secret`: the hidden field that its arguments hold something of, which no text may tell; None: there is none, or it may.
+    """
+    arguments, named = call
 
     def outcome(value: Any) -> Any:
         if isinstance(value, ToolResult):
@@ -361,7 +381,7 @@ def _guarded(function: Callable, arguments: tuple, named: dict[str, Any], field:
     def refused(error: Exception) -> dict[str, Any]:
         if isinstance(error, OSError | InfrastructureError):
             raise error
-        return {field: None, ERROR: f"{type(error).__name__}: {error}"}
+        return {field: None, ERROR: _withheld(error, secret) if secret is not None else f"{type(error).__name__}: {error}"}
 
     async def call_async() -> Any:
         try:

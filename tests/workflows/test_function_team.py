@@ -254,6 +254,30 @@ def test_a_tool_is_called_once_and_its_result_is_recorded():
     assert len(made) == 1
 
 
+@pytest.mark.parametrize("reveals", [False, True])
+@pytest.mark.parametrize("way", ["tool", "compute"])
+def test_an_error_tells_no_hidden_value_unless_it_is_revealed(way, reveals):
+    def grade(draft, target):
+        raise KeyError(f"expected {target}, got {draft}")
+
+    async def solve(t, task):
+        draft = await t.solver(task.question)
+        try:
+            if way == "tool":
+                await t.tool(grade, draft, task.target, reveals=reveals)
+            else:
+                t.compute(grade, draft, target=task.target, reveals=reveals)
+        except (ToolCallError, KeyError) as error:
+            await t.solver(f"{task.question}: {error}")
+        return 1.0
+
+    rows = [{"question": str(n), "target": f"SECRET{n}"} for n in range(30)]
+    path = play(team(solve, tasks=rows), tasks=1).trajectories[0]
+    told = str([(call.prompt, call.messages) for call in path.calls]) + str([event.writes for event in path.events])
+    assert ("SECRET" in told) == reveals
+    assert ("KeyError; its text may tell the hidden field 'target': reveals=True shows it" in path.calls[1].prompt) != reveals
+
+
 def test_what_a_tool_raises_is_raised_in_the_function_and_what_breaks_it_aborts_the_play():
     def wrong(word):
         raise ValueError(f"no {word}")
