@@ -80,6 +80,8 @@ class Speaker:
         common["tool_use"] = state.tool_use
         events: list[Event] = []
         renderer = self._renderer.get(model)
+        if role.continues and isinstance(self._assignment.model(role.name), Outside):
+            renderer = None  # its replies have no ids that a conversation could go on from
         try:
             earlier = state.histories.get(role.name)
             opening = prompt_of(role, renderer, state.fields, earlier)

@@ -149,7 +149,11 @@ def test_a_script_can_show_it_and_its_rows_are_those_that_a_model_would_have():
         assert len(controller.play([TASK]).trajectories[0].calls) == 3  # nor does it need ids
 
 
-def test_an_outside_model_reads_the_whole_conversation():
+CHAT = Chat(ByteTokenizer(specials=("<|im_start|>", "<|im_end|>"), stops=("<|im_end|>",)), CHATML)
+
+
+@pytest.mark.parametrize("renderer", [{}, SPEECH, CHAT], ids=["none", "plain", "chat"])
+def test_an_outside_model_reads_the_whole_conversation(renderer):
     heard = []
 
     class Reply(NamedTuple):
@@ -162,7 +166,7 @@ def test_an_outside_model_reads_the_whole_conversation():
             return success(Reply("done" if len(heard) == 2 else "no"), 0.0)
 
     workflow = team()
-    with Controller(workflow, Assignment({"worker": "o"}, {"o": Outside(Client())}), None, {}) as controller:
+    with Controller(workflow, Assignment({"worker": "o"}, {"o": Outside(Client())}), None, renderer) as controller:
         controller.play([TASK])
     assert heard == [["system", "user"], ["system", "user", "assistant", "user"]]
 
