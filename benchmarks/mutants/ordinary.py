@@ -33,7 +33,7 @@ FAULTS = {
     },
     (W + "scoring.py", T + "workflows/test_scoring.py"): {
         "true is a score": ("isinstance(score.value, bool) or", "False or"),
-        "a result is told at the action too": ('end is not None and scorer.when == "end":', "end is not None:"),
+        "a result is told at the action too": ('and end is not None and scorer.when == "end"\n', "and end is not None\n"),
         "everybody is asked about": ("and (scorer.roles is None or event.role in scorer.roles)", ""),
     },
     (S + "pool.py", T + "sampling/test_pages.py"): {

@@ -25,7 +25,8 @@ field               type          meaning
 `candidates`        list          the same for responses that were scored when they were made and not picked; their last role call is it
 ==================  ============  ====================================================================================================
 
-Field values that are tuples come back as lists do in JSON: as tuples again, because workflows write tuples. What JSON cannot hold is an
+Field values that are tuples come back as lists do in JSON: as tuples again, because workflows write tuples. A dictionary whose keys are no
+texts stands as `{"workspace_sha256": null, "pairs": [[key, value], ...]}`, so that it comes back with its keys. What JSON cannot hold is an
 error that names the field.
 
 A field may hold a `Workspace`, or a container of some. The line has its digest, names and sizes; its content lies once in the folder
@@ -121,8 +122,13 @@ def _event(event: Event, pay: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _unlike(value: Any) -> Any:
-    """The value with every dictionary that looks like a record of a workspace put into another, for a policy may say anything."""
+    """The value with every dictionary that JSON would not hold as it is in another that looks like a record of a workspace.
+
+    Such are those that look like one themselves, for a policy may say anything; and those with keys that are no texts, as pairs.
+    """
     if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            return {DIGEST: None, "pairs": [[key, _unlike(item)] for key, item in value.items()]}
         values = {key: _unlike(item) for key, item in value.items()}
         return {DIGEST: None, "value": values} if DIGEST in values else values
     return [_unlike(item) for item in value] if isinstance(value, list | tuple) else value
@@ -238,6 +244,8 @@ def _values(value: Any, place: pathlib.Path | None) -> Any:
     if isinstance(value, Mapping):
         if value.get(DIGEST):
             return _workspace(value[DIGEST], place)
+        if DIGEST in value and "pairs" in value:
+            return dict(_values(value["pairs"], place))
         value = value["value"] if DIGEST in value else value
         return {key: _values(item, place) for key, item in value.items()}
     return tuple(_values(item, place) for item in value) if isinstance(value, list | tuple) else value

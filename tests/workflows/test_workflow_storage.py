@@ -92,6 +92,19 @@ def test_what_is_read_is_what_was_written_and_replays(tmp_path, branching):
         assert [way.fields for way in found.trajectories] == [way.fields for way in episode.trajectories]
 
 
+KEYED = [{1: 2}, {"a": 1}, {(0, 1): {2.5: (None,)}, "a": 0}, ({True: "x"},), {"workspace_sha256": None, "pairs": ((1, 2),)}]
+
+
+@pytest.mark.parametrize("value", KEYED, ids=str)
+def test_keys_of_a_field_come_back_as_they_were(value, tmp_path):
+    workflow = Workflow("w", sequence(role("a"), compute(lambda a: value, "d", name="count")), ("question",))
+    rollout = play(workflow, n=1)
+    write_trajectories(tmp_path, rollout)
+    (line,) = read_trajectories(tmp_path)
+    assert repr(from_json(line).trajectories[0].fields["d"]) == repr(value)
+    assert replay(line, workflow, rollout.assignment, SPEECH).trajectories
+
+
 def test_a_task_comes_back_whole():
     workflow, task = team(), Task(4, {"question": "q"}, {}, "test", "regression", "template 3")
     with Controller(workflow, shared(workflow), Says(speak), SPEECH) as controller:
