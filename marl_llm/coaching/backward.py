@@ -19,6 +19,7 @@ from typing import Any
 
 from marl_llm.coaching.coach import ChatCoach, Coach, metrics_of, of_rubric
 from marl_llm.tools.results import ToolResult, success
+from marl_llm.tools.waiting import Clock
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.trajectory import RoleCall, Score
 from marl_llm.workflows.views import ActionView, CoachGuide
@@ -39,13 +40,20 @@ def attributed(contributions: Sequence[float | int], outcome: float | int) -> tu
     return shares, error
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Play:
-    """The actions of one play that were scored so far, and the future with all their results."""
+    """The actions of one play that were scored so far, and the future with all their results.
+
+    Attributes:
+      clock: of the work on it, nobody's own: whoever waits for the play shares it.
+      askers: how many wait. work: is under way once every action was asked for.
+    """
 
     views: dict[str, ActionView]
     done: asyncio.Future
-    waiting: int = 0  # how many await it
+    clock: Clock
+    askers: int = 0
+    work: asyncio.Task | None = None
 
 
 class Backward:
@@ -68,30 +76,28 @@ class Backward:
         self._count, self._error = 0, 0.0
 
     async def score(self, view: ActionView) -> ToolResult[Score]:
-        """See `Coach`. Waits for the play's other actions; where one has no score, none has."""
+        """See `Coach`. Waits for the play's other actions; where one has no score, none has, and where one raises, all do. The clocks of
+        all stand still while either coach waits in a queue. Whoever is late or cancelled leaves the others their play."""
         if view.result is None:
             raise WorkflowError("reward backpropagation needs the outcome of the play: score with when='end' and Scorer(result=...)")
         calls = [event for event in (*view.earlier, view.call, *view.later) if isinstance(event, RoleCall)]
         loop = asyncio.get_running_loop()
         key = (loop, *((call.id, call.seed) for call in calls))  # a rollout that was given up may have left its own
-        play = self._plays.setdefault(key, _Play({}, loop.create_future()))
+        play = self._plays.setdefault(key, _Play({}, loop.create_future(), Clock(apart=True)))
         play.views[view.call.id] = view
-        if len(play.views) < len(calls):
-            play.waiting += 1
-            try:
+        play.askers += 1
+        if play.work is None and len(play.views) == len(calls):
+            with play.clock.use():
+                play.work = loop.create_task(self._explain(key, play, [play.views[call.id] for call in calls]))
+        try:
+            with play.clock.shared():
                 scores = await asyncio.shield(play.done)
-            finally:
-                play.waiting -= 1
-                if not play.waiting and not play.done.done():  # nobody waits for it any more
-                    self._plays.pop(key, None)
-        else:
-            try:
-                scores = await self._whole([play.views[call.id] for call in calls])
-                play.done.set_result(scores)
-            finally:
-                self._plays.pop(key, None)
-                if not play.done.done():
-                    play.done.cancel()
+        finally:
+            play.askers -= 1
+            if not play.askers and not play.done.done():  # nobody waits for it any more
+                self._forget(key, play)
+                if play.work is not None and not loop.is_closed():
+                    play.work.cancel()
         return scores if isinstance(scores, ToolResult) else scores[view.call.id]
 
     def metrics(self) -> Mapping[str, float]:
@@ -102,6 +108,23 @@ class Backward:
         for name, value in ({} if same else metrics_of(self._backward)).items():
             counts[name] = counts.get(name, 0.0) + value
         return counts | {"backward_plays": float(self._count), "backward_error": mean}
+
+    async def _explain(self, key: tuple, play: _Play, views: Sequence[ActionView]) -> None:
+        """Tells everyone who waits for a play every action's score, or the error."""
+        try:
+            play.done.set_result(await self._whole(views))
+        except Exception as error:
+            play.done.set_exception(error)
+            play.done.exception()  # read, even where nobody awaits it any more
+        except asyncio.CancelledError:
+            play.done.cancel()
+            raise
+        finally:
+            self._forget(key, play)
+
+    def _forget(self, key: tuple, play: _Play) -> None:
+        if self._plays.get(key) is play:
+            del self._plays[key]
 
     async def _whole(self, views: Sequence[ActionView]) -> ToolResult | dict[str, ToolResult[Score]]:
         """Every action's score, or the first failure."""

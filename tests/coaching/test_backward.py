@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from marl_llm.coaching import coached, messages_for
 from marl_llm.coaching.backward import GRID, Backward, attributed, counterfactual_coach
 from marl_llm.coaching.coach import ChatCoach, of_rubric
-from marl_llm.tools.results import FailureKind, failed
+from marl_llm.tools.results import FailureKind, failed, success
+from marl_llm.tools.waiting import waiting
 from marl_llm.workflows import WorkflowError
+from marl_llm.workflows.trajectory import Score
 
 SHARES = st.lists(st.floats(-1, 1, allow_nan=False), min_size=1, max_size=12)
 
@@ -133,3 +135,71 @@ def test_a_rollout_that_was_given_up_leaves_no_play_to_the_next(end):
         return await asyncio.wait_for(asyncio.gather(*map(backward.score, views)), 30)
 
     assert all(said.ok for said in asyncio.run(again()))
+
+
+@pytest.mark.parametrize("faulty", ["forward", "backward"])
+def test_a_rubric_that_raises_is_named_as_with_a_plain_coach(faulty):
+    def broken(view):
+        raise KeyError("no such word")
+
+    coaches = {name: ChatCoach(of_rubric(broken if name == faulty else lab.rubric), lab.guide(), 1) for name in ("forward", "backward")}
+    coach = Backward(**coaches, alpha=1, beta=1)
+    with pytest.raises(WorkflowError, match="the rubric raised KeyError on [ab]:[0-2]:0: 'no such word'"):
+        lab.play(coached(lab.team(), coach, when="end", result=lambda path: 1.0))
+    assert coach._plays == {}
+
+
+class Queued:
+    """A coach that waits for a worker."""
+
+    async def score(self, view):
+        arrived = waiting()
+        await asyncio.sleep(0.15)
+        arrived()
+        return success(Score(5.0), 0.0)
+
+
+def test_no_action_is_late_while_a_coach_waits_in_a_queue():
+    good = ChatCoach(of_rubric(lab.rubric), lab.guide(), 1)
+    for forward, backward in ((Queued(), good), (good, Queued())):
+        coach = Backward(forward, backward, 1, 1)
+        rollout = lab.play(coached(lab.team(), coach, when="end", deadline_s=0.1, result=lambda path: 1.0), attempts=1)
+        assert [len(path.scores) for path in rollout.trajectories] == [3]
+
+
+def test_whoever_leaves_leaves_the_others_their_play_and_the_last_one_ends_it():
+    views, ended, seconds = [], [], {"coach": 0.05}
+
+    class Watched:
+        async def score(self, view):
+            views.append(view)
+            return success(Score(5.0), 0.0)
+
+    class Slow:
+        async def score(self, view):
+            try:
+                await asyncio.sleep(seconds["coach"])
+            except asyncio.CancelledError:
+                ended.append(view.call.id)
+                raise
+            return success(Score(5.0), 0.0)
+
+    lab.play(coached(lab.team(), Watched(), when="end", result=lambda path: 1.0))
+    backward = Backward(Slow(), Slow(), 1, 1)
+
+    async def asked(leave):
+        asking = [asyncio.create_task(backward.score(view)) for view in views]
+        await asyncio.sleep(0.01)
+        for task in asking[leave]:
+            task.cancel()
+        return await asyncio.gather(*asking, return_exceptions=True)
+
+    first, second, last = asyncio.run(asked(slice(2, 3)))
+    assert first.ok
+    assert second.ok
+    assert isinstance(last, asyncio.CancelledError)
+    assert not ended
+    seconds["coach"] = 30
+    asyncio.run(asked(slice(0, 3)))
+    assert sorted(ended) == sorted(view.call.id for view in views)
+    assert backward._plays == {}
