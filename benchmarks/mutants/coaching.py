@@ -11,6 +11,14 @@ FAULTS = {
         "who waits for a play is told of no error": ("play.done.set_exception(error)", "play.done.cancel()"),
         "the clocks of a play run on in a queue": ("with play.clock.shared():", "if True:"),
     },
+    (C + "figures.py", T + "test_coach_figures.py"): {
+        "candidates that were not picked are not counted": ("(*episode.trajectories, *episode.candidates)", "episode.trajectories"),
+        "an action counts once per path": ("verdicts.setdefault(call.id, ", "verdicts.setdefault((path.branch, call.id), "),
+        "an outcome is that of one path": ("outcomes[call.id].append(outcome)", "outcomes[call.id] = [outcome]"),
+    },
+    ("marl_llm/training/corrections.py", T + "test_corrections.py"): {
+        "candidates that were not picked are not corrected": ("(*episode.trajectories, *episode.candidates)", "episode.trajectories"),
+    },
     (C + "pairs.py", T + "test_pairs.py"): {
         "equal scores are an order": ("sum(score < other for other in better)", "sum(score <= other for other in better)"),
         "actions that look alike are compared": (" if actions[i].brief != action.brief]", "]"),

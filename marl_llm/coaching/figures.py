@@ -9,13 +9,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from marl_llm.tools.results import FailureKind
 from marl_llm.workflows.controller import Rollout
 from marl_llm.workflows.rewards import COACH
+from marl_llm.workflows.trajectory import Episode, RoleCall, Score
 
 DRAWS = 200  # of a bootstrap in a training step
 WINDOW = 20  # steps of the alarm
@@ -30,7 +31,8 @@ class ScoredAction:
       task, role, stratum: whose, of which kind of task.
       score: None: missing.
       tokens: of the response.
-      outcome: of the play, e.g. the environment's headline in [0, 1].
+      outcome: of the play, e.g. the environment's headline in [0, 1]; of an action that belongs to several paths, their mean; NaN of a
+        candidate that was not picked, for its play went on without it.
       log_prob: of the response under the policy that gave it, mean over its tokens, in nats; None where no policy of this program spoke.
     """
 
@@ -49,19 +51,35 @@ Interval = tuple[float, float, float]  # figure, low, high of 95 %; NaN where th
 
 
 def scored_actions(rollout: Rollout, headline: str) -> list[ScoredAction]:
-    """Every action of a rollout that the coach was asked about, aborted plays left out; `headline` is a metric of the workflow."""
-    actions = []
+    """Every action that the coach was asked about, once however many paths it is part of, aborted plays left out.
+
+    Args:
+      headline: a metric of the workflow.
+    """
+    actions, outcome_of = [], rollout.workflow.metrics[headline]
     for episode in rollout.episodes:
+        outcomes = collections.defaultdict(list)
         for path in episode.trajectories:
-            outcome = float(rollout.workflow.metrics[headline](path))
+            outcome = float(outcome_of(path))
             for call in path.calls:
-                verdict = path.scores.get(call.id, {}).get(COACH)
-                if verdict is not None:
-                    score = None if verdict.value is None else float(verdict.value)
-                    who = (episode.task.number, call.role, episode.task.stratum)
-                    own = None if call.log_probs is None or not call.log_probs.size else float(np.mean(call.log_probs))
-                    actions.append(ScoredAction(*who, score, int(call.tokens.size), outcome, verdict.cached, verdict.capped, own))
+                outcomes[call.id].append(outcome)
+        for call, verdict in _verdicts(episode):
+            score = None if verdict.value is None else float(verdict.value)
+            who = (episode.task.number, call.role, episode.task.stratum)
+            own = None if call.log_probs is None or not call.log_probs.size else float(np.mean(call.log_probs))
+            outcome = _mean(outcomes[call.id])
+            actions.append(ScoredAction(*who, score, int(call.tokens.size), outcome, verdict.cached, verdict.capped, own))
     return actions
+
+
+def _verdicts(episode: Episode) -> Iterable[tuple[RoleCall, Score]]:
+    """What the coach said of each action of a play, candidates that were not picked included."""
+    verdicts = {}
+    for path in (*episode.trajectories, *episode.candidates):
+        for call in path.calls:
+            if COACH in path.scores.get(call.id, ()):
+                verdicts.setdefault(call.id, (call, path.scores[call.id][COACH]))
+    return verdicts.values()
 
 
 def gap(actions: Sequence[ScoredAction], first: str, second: str, *, matched: bool = False, draws: int = 1000, seed: int = 0) -> Interval:
@@ -154,9 +172,7 @@ def coach_figures(rollout: Rollout, headline: str, draws: int = DRAWS) -> dict[s
         failure.kind for episode in rollout.episodes for failure in episode.failures if failure.node == NODE
     )
     for episode in rollout.episodes:
-        scores = [(call, by_scorer) for path in episode.trajectories for call, by_scorer in path.scores.items()]
-        masked = {(call, by_scorer[COACH].missing) for call, by_scorer in scores if COACH in by_scorer}
-        kinds.update(missing.partition(":")[0] for _, missing in masked if missing)
+        kinds.update(verdict.missing.partition(":")[0] for _, verdict in _verdicts(episode) if verdict.missing)
     known = (*(kind.value for kind in FailureKind), "scorer")
     figures = {f"coach/failed_{kind}": float(kinds[kind]) for kind in known}
     missing, scored = sum(kinds.values()), [action for action in actions if action.score is not None]

@@ -356,7 +356,7 @@ def first_failure(rollout: Any) -> str:
         for failure in episode.failures:
             if failure.node == node:
                 return f"{failure.kind}: {failure.message}"
-        for path in episode.trajectories:
+        for path in (*episode.trajectories, *episode.candidates):
             for scores in path.scores.values():
                 if COACH in scores and scores[COACH].missing:
                     return scores[COACH].missing

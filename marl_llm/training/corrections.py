@@ -22,7 +22,7 @@ def corrected(rollout: Rollout, table: SampleTable, renderer: Mapping[str, Rende
     trained = {(sample.instance, sample.call.id): sample for sample in table.samples if sample.where}
     samples, speakers = {}, []
     for episode in rollout.episodes:
-        for path in episode.trajectories:
+        for path in (*episode.trajectories, *episode.candidates):
             for call, scores in path.scores.items():
                 better = next((score.better for score in scores.values() if score.better), "")
                 sample = trained.get((episode.task.number, call))

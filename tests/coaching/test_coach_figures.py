@@ -8,8 +8,21 @@ import numpy as np
 import pytest
 
 from marl_llm.coaching import coached, rubric_coach
-from marl_llm.coaching.figures import ScoredAction, auc, coach_figures, gap, length_slope, own_slope, rising_while_falling
+from marl_llm.coaching.figures import (
+    ScoredAction,
+    auc,
+    coach_figures,
+    gap,
+    length_slope,
+    own_slope,
+    rising_while_falling,
+    scored_actions,
+)
 from marl_llm.coaching.studies import study
+from marl_llm.runs.coaching import first_failure
+from marl_llm.tools.results import FailureKind, failed, success
+from marl_llm.workflows import Workflow, sequence
+from marl_llm.workflows.trajectory import Score
 
 
 def actions(n=400, shift=0.0, verbose=0.0, seed=0):
@@ -103,3 +116,36 @@ def test_a_step_has_figures_per_role_and_kind_and_counts_what_is_missing():
         assert found["coach/missing"] == found["coach/failed_unavailable"] > 0
         assert kinds == any(episode.aborted for episode in rollout.episodes)
     assert coach_figures(lab.play(lab.team(metrics=workflow.metrics)), "long") == {}
+
+
+@pytest.mark.parametrize(("score", "when", "asked"), [("at_end", "end", 11), ("when_made", "action", 8)])
+def test_in_a_tree_an_action_counts_once_and_a_candidate_that_was_not_picked_counts_too(score, when, asked):
+    seen = []
+
+    def rubric(view):
+        seen.append(view.call.id)
+        return len(seen) / 2, None, ""
+
+    metrics = {"long": lambda path: float(path.branch == 0)}
+    workflow = Workflow("w", sequence(lab.role("a"), lab.role("b", "{a}")), ("question",), ("gold",), metrics=metrics, score=score)
+    guide = lab.guide(rubric=rubric)
+    rollout = lab.play(coached(workflow, rubric_coach(guide), guide, when=when), branching={"a": 4, "b": 4}, pick="first")
+    figures = coach_figures(rollout, "long", draws=2)
+    assert len(seen) == len(set(seen)) == figures["coach/asked"] == asked
+    assert figures["coach/score"] == pytest.approx((asked + 1) / 4)
+    actions = scored_actions(rollout, "long")
+    trunk, *_ = (action.outcome for action in actions)
+    assert trunk == (0.25 if score == "at_end" else 1.0)  # the mean over the four paths that begin with it
+    assert sum(math.isnan(action.outcome) for action in actions) == (0 if score == "at_end" else 6)
+
+
+def test_a_missing_score_of_a_candidate_that_was_not_picked_is_told():
+    class Picky:
+        async def score(self, view):
+            return success(Score(5.0), 0.0) if view.call.choice == 0 else failed(FailureKind.UNAVAILABLE, "gone", 0.0)
+
+    workflow = Workflow("w", lab.role("a"), ("question",), ("gold",), metrics={"long": lambda path: 1.0}, score="when_made")
+    rollout = lab.play(coached(workflow, Picky(), when="action", missing="mask"), branching={"a": 3}, pick="first")
+    figures = coach_figures(rollout, "long", draws=2)
+    assert [figures[f"coach/{name}"] for name in ("asked", "missing", "failed_unavailable", "score")] == [3, 2, 2, 5]
+    assert first_failure(rollout) == "unavailable: gone"

@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_attacks import attacked, quoting
+from wordy import SPEECH
 
-from marl_llm.coaching import ChatCoach, Unreadable, messages_for, read_answer, rubric_coach
+from marl_llm.coaching import ChatCoach, Unreadable, coached, messages_for, read_answer, rubric_coach
 from marl_llm.coaching.answers import MAX_BETTER, write_answer
-from marl_llm.workflows import WorkflowError
+from marl_llm.training.corrections import corrected
+from marl_llm.workflows import Workflow, WorkflowError
+from marl_llm.workflows.samples import sample_table
 
 
 @given(st.text(st.sampled_from("ab `~\n1.:SCORE"), min_size=1, max_size=60))
@@ -52,3 +55,11 @@ def test_a_rubric_corrects_by_its_guide_s_function_where_it_is_asked_to():
         assert asyncio.run(coach.score(view)).outcome().better == expected
     with pytest.raises(WorkflowError, match=r"CoachGuide\.better gave 3"):
         asyncio.run(rubric_coach(lab.guide(better=lambda view: 3, corrects=True)).score(view))
+
+
+def test_candidates_that_were_not_picked_are_corrected_too_for_they_train():
+    guide = lab.guide(better=lambda view: f"say {view.call.choice}", corrects=True)
+    workflow = Workflow("w", lab.role("a"), ("question",), ("gold",), score="when_made")
+    rollout = lab.play(coached(workflow, rubric_coach(guide), guide, when="action"), branching={"a": 3}, pick="first")
+    tokens, roles = corrected(rollout, sample_table(rollout), dict.fromkeys(rollout.assignment.roles.values(), SPEECH))
+    assert (len(tokens), roles) == (3, ["a", "a", "a"])
