@@ -183,6 +183,12 @@ FAULTS = {
     (M + "checking/honesty.py", T + "checking/test_check.py"): {
         "nothing is planted in tuples": ("if type(value) in (list, tuple) else value", "if type(value) is list else value"),
         "one value of all tasks is compared": ("if len(distinct) < 2:", "if len(distinct) < 1:"),
+        "an open value of a task is a secret": ("if value not in may_be_read[episode.task.number]:", "if True:"),
+        "open values in lists are secrets": ("yield from _open_values(item)", "continue"),
+        "an answer in one place is not told": ("if leak is None and copies:", "if False:"),
+    },
+    (M + "checking/verdicts.py", T + "checking/test_check.py"): {
+        "a text without tokens has none": ("-(-len(call.text) // CHARACTERS_PER_TOKEN)", "0"),
     },
     (M + "checking/junk.py", T + "checking/test_check.py"): {
         "a copied prompt is longer than the budget": ("turn.role.prompt_ids(turn.fields)[: turn.role.max_tokens]", "turn.role.prompt_ids(turn.fields)"),

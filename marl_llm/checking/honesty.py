@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from marl_llm.checking.plays import Subject, again, heard_by, plain, silent
-from marl_llm.checking.verdict import Finding, note, verdict
+from marl_llm.checking.verdict import Finding, note, verdict, warned
 from marl_llm.workflows import ScriptTurn, Task, ToolUse, Workflow
 from marl_llm.workflows.nodes import REVEALED
 
@@ -25,7 +25,11 @@ def secrets(subject: Subject) -> Iterator[Finding]:
     leak, planted, prompts = _nonces(subject)
     leak = leak or _told(subject)
     text = f"{planted} nonces in {', '.join(workflow.hidden)} reached none of {prompts} prompts, and no prompt tells a hidden value"
-    yield verdict("secrets", 11, leak is None, text, str(leak))
+    copies = _copies(subject)
+    if leak is None and copies:
+        yield warned("secrets", 11, f"{copies} in every task: whoever copies it is right")
+    else:
+        yield verdict("secrets", 11, leak is None, text, str(leak))
 
 
 def _planted(task: Task) -> Task:
@@ -65,8 +69,12 @@ def _nonces(subject: Subject) -> tuple[str | None, int, int]:
 
 
 def _told(subject: Subject) -> str | None:
-    """Whether prompts of players that say nothing show the hidden value of their own task, and not those of other tasks."""
+    """Whether prompts of players that say nothing show the hidden value of their own task, and not those of other tasks.
+
+    A hidden value that is an open one of its task too, as the answer of "which is larger, {a} or {b}?" is, may be read.
+    """
     tasks = subject.draw(subject.tasks)
+    may_be_read = {task.number: set(_open_values(task.fields)) for task in tasks}
     values = {task.number: _values(task, subject.environment.workflow) for task in tasks}
     seen: dict[tuple[str, str], list[tuple[int, str]]] = {}
     try:
@@ -82,8 +90,9 @@ def _told(subject: Subject) -> str | None:
                 if getattr(subject.environment.workflow.nodes.get(event.node), "reveals", ()):
                     break
                 continue
-            for field in values[episode.task.number]:
-                seen.setdefault((event.role, field), []).append((episode.task.number, event.prompt))
+            for field, value in values[episode.task.number].items():
+                if value not in may_be_read[episode.task.number]:
+                    seen.setdefault((event.role, field), []).append((episode.task.number, event.prompt))
     for (role, field), prompts in seen.items():
         distinct = {value[field] for value in values.values()}
         if len(distinct) < 2:
@@ -96,10 +105,31 @@ def _told(subject: Subject) -> str | None:
     return None
 
 
+def _copies(subject: Subject) -> str:
+    """The open field that is a hidden one in all tasks, in words; empty if there is none, or the hidden one is the same everywhere."""
+    tasks = subject.draw(subject.tasks)
+    values = [_values(task, subject.environment.workflow) for task in tasks]
+    for field in values[0]:
+        hidden = [value.get(field) for value in values]
+        for name in tasks[0].fields if len(set(hidden)) > 1 else ():
+            if [str(task.fields.get(name)).strip() for task in tasks] == hidden:
+                return f"the open field {name!r} is the hidden {field!r}"
+    return ""
+
+
 def _values(task: Task, workflow: Workflow) -> dict[str, str]:
     """Hidden fields that are a word or a number."""
     hidden = {field: task.hidden[field] for field in workflow.hidden}
     return {field: str(x).strip() for field, x in hidden.items() if isinstance(x, str | int | float) and str(x).strip()}
+
+
+def _open_values(value: Any) -> Iterator[str]:
+    """Everything that an open field holds, however deep it lies."""
+    if isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _open_values(item)
+    else:
+        yield str(value).strip()
 
 
 def _in(value: str, text: str) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from marl_llm.checking import honesty
 from marl_llm.checking.junk import battery
-from marl_llm.checking.plays import Subject, again, disturbed, first_difference, happened, mean, pays, plain
+from marl_llm.checking.plays import CHARACTERS_PER_TOKEN, Subject, again, disturbed, first_difference, happened, mean, pays, plain, silent
 from marl_llm.checking.prolonging import prolonging
 from marl_llm.checking.verdict import Finding, failed, note, passed, verdict
 from marl_llm.games.protocol import SPLITS
@@ -258,7 +258,8 @@ def _tolerant(subject: Subject, says) -> tuple[Episode, ...]:
 
 
 def budgets(subject: Subject) -> Iterator[Finding]:
-    """Law 10: the longest prompt that was met fits, and so does what the scripted player says."""
+    """Law 10: the longest prompt that was met fits, and so does what the scripted player says; estimated where models bring their own
+    vocabulary."""
     plays = [*(subject.honest or ()), *(subject.random or ())] or list(subject.play(subject.draw(subject.few), subject.says))
     roles, problems, notes = subject.environment.workflow.roles, [], []
     for episode in plays:
@@ -268,11 +269,12 @@ def budgets(subject: Subject) -> Iterator[Finding]:
         calls_of_role = [call for call in calls if call.role == name]
         known = subject.environment.renderer is not None
         prompt = max((len(call.prompt_ids) if known else len(call.prompt) // 3 for call in calls_of_role), default=0)
-        response = max((call.tokens.size for call in calls_of_role), default=0)
+        response = max((call.tokens.size or -(-len(call.text) // CHARACTERS_PER_TOKEN) for call in calls_of_role), default=0)
         about = "" if known else "about "
-        notes.append(f"{name} read {about}{prompt} of {role.max_prompt} and said {response} of {role.max_tokens} tokens")
+        spoke = "" if subject.says is silent else f" and said {about}{response} of {role.max_tokens}"
+        notes.append(f"{name} read {about}{prompt} of {role.max_prompt}{spoke} tokens")
         if response > role.max_tokens:
-            problems.append(f"{name}: the scripted player says {response} tokens, {role.max_tokens} are allowed")
+            problems.append(f"{name}: the scripted player says {about}{response} tokens, {role.max_tokens} are allowed")
         if prompt > role.max_prompt:
             problems.append(f"{name}: a prompt has {about}{prompt} tokens, {role.max_prompt} are allowed")
         if unread := _unread(subject, calls_of_role):

@@ -139,6 +139,36 @@ def test_a_hidden_value_that_all_tasks_share_tells_no_task():
     assert (found.status, "no prompt tells a hidden value" in found.evidence) == ("pass", True)
 
 
+@pytest.mark.parametrize(
+    ("open_fields", "status", "words"),
+    [
+        (lambda first, second, n: {"word": f"{first} or {second}", "hint": ""}, "fail", "show the hidden 'answer'"),
+        (lambda first, second, n: {"word": (first, second)[n % 2], "hint": (second, first)[n % 2]}, "pass", "no prompt tells"),
+        (lambda first, second, n: {"word": [first, {"b": second}], "hint": ""}, "pass", "no prompt tells"),
+        (lambda first, second, n: {"word": first, "hint": second}, "warn", "the open field 'hint' is the hidden 'answer' in every task"),
+    ],
+)
+def test_an_answer_that_is_an_open_value_of_its_task_may_be_read(open_fields, status, words):
+    """Which is larger, a or b, is a sound task; where it is always b, that is told, and so is an answer that an open text mentions."""
+
+    def choices(split, first, count):
+        return [Task(n, open_fields(100 + n, 5000 + n, n), {"answer": str(5000 + n)}, split) for n in range(first, first + count)]
+
+    (finding,) = check(faulty_games.team(draw=choices, script=lambda turn: "a"), names=("secrets",), tasks=8, plays=2, few=2)
+    assert finding.status == status
+    assert words in finding.evidence
+
+
+@pytest.mark.parametrize(("characters", "status"), [(128, "pass"), (129, "fail")])
+def test_where_models_bring_their_vocabulary_a_script_s_tokens_are_estimated(characters, status):
+    team = faulty_games.team(script=lambda turn: "1" * (characters if turn.role.name == "speller" else 1))
+    (finding,) = check(dataclasses.replace(team, renderer=None), names=("budgets",), tasks=2, plays=2, few=2)
+    assert finding.status == status
+    assert ("said about 32 of 32 tokens" if status == "pass" else "says about 33 tokens, 32 are allowed") in finding.evidence
+    (finding,) = check(dataclasses.replace(team, renderer=None, script=None, random_player=None), names=("budgets",), tasks=2, few=2)
+    assert (finding.status, "said" in finding.evidence) == ("pass", False)  # nobody spoke
+
+
 def test_a_fault_that_stops_several_checks_is_told_once():
     def broken(turn):
         raise KeyError(f"no hint for task {turn.seed[1]}, asked in request {turn.seed[3]}")
