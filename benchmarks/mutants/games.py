@@ -79,6 +79,7 @@ FAULTS = {
         "a program that crashes later is clean": ('"clean": float(all(state in RAN for state in states)),', '"clean": float(all(state in RAN for state in states[:SMOKE_TESTS])),'),
         "every test is right": ('if ran.value[0].state != "passed":', "if False:"),
         "mutants are not run": ("for code in wrong))", "for code in ()))"),
+        "a tester's test may be nested without end": ("return (arguments, wanted) if all(map(crosses, (*arguments, wanted))) else None", "return arguments, wanted"),
     },
     (G + "coding/contests.py", T + "test_code_data.py"): {
         "shown tests are golden": ("for t, known in zip(tests, shown) if not known)", "for t, known in zip(tests, shown))"),

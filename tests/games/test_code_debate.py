@@ -445,6 +445,21 @@ def test_programs_that_cannot_run_say_so_and_pay_nothing_for_it():
     assert (copied["test_right"], copied["test_copied"]) == (1.0, 1.0)
 
 
+@pytest.mark.parametrize("parts", [("{deep}", "1"), ("1", "{deep}"), ('{{"a": {deep}}}', "1")])
+def test_a_test_that_is_nested_too_deeply_for_the_sandbox_is_no_test(parts):
+    def on_and_quality(depth):
+        given, wanted = (part.format(deep="[" * depth + "]" * depth) for part in parts)
+        test = read_test(f"**Test Input:**\n{given}\n**Test Output:**\n{wanted}")["test"]
+        code, runs = "def f(x): return x", Runs(timeout_s=5)
+        return asyncio.run(runs.on_test(code, test, "f")).value, asyncio.run(runs.test_quality(test, "f", (code,), (), ())).value
+
+    for depth in (61, 900):
+        on, quality = on_and_quality(depth)
+        assert on == {"aligned": False, "actual": "", "status": "there is no test that can be run"}
+        assert set(quality.values()) == {0.0}
+    assert on_and_quality(50)[1]["test_valid"] == 1.0
+
+
 def test_the_small_world_runs_programs_in_the_sandbox():
     async def ask():
         runs = FunctionRuns(timeout_s=2)

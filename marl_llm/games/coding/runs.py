@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from marl_llm.games.coding.mutants import mutants_of
-from marl_llm.tools.judge import Case, Judgement, ajudge_calls, ajudge_stdio
+from marl_llm.tools.judge import Case, Judgement, ajudge_calls, ajudge_stdio, crosses
 from marl_llm.tools.results import ToolResult, success
 from marl_llm.tools.verdicts import Verdicts, content_key
 from marl_llm.untrusted import read_text
@@ -121,7 +121,7 @@ def golden_figures(cases: Sequence[Ran]) -> dict[str, float]:
 def as_case(test: Mapping[str, Any], function: str) -> tuple[Any, Any] | None:
     """A tester's test as the judge takes it: two texts, or for a function its arguments (one JSON value per line) and a JSON value.
 
-    None where there is no test, or where it is no call of the function.
+    None where there is no test, where it is no call of the function, or where a value is nested too deeply for the sandbox.
     """
     if test["input"] is None:
         return None
@@ -129,9 +129,10 @@ def as_case(test: Mapping[str, Any], function: str) -> tuple[Any, Any] | None:
         return test["input"], test["output"]
     try:
         arguments = tuple(json.loads(line) for line in test["input"].splitlines() if line.strip())
-        return arguments, json.loads(test["output"])
+        wanted = json.loads(test["output"])
     except (ValueError, RecursionError):
         return None
+    return (arguments, wanted) if all(map(crosses, (*arguments, wanted))) else None
 
 
 def _ran(case: Case, printed: str, function: str) -> Ran:
