@@ -138,6 +138,8 @@ FAULTS = {
     (D + "_maths_text.py", T + "test_maths_answers.py"): {
         "a choice may name two letters": ("match is None or LETTER.search(match[3])", "match is None"),
         "hedges are units": ("NO_UNITS.isdisjoint(words) and ", ""),
+        "minutes are no unit": ("gcd lcm max one two", "gcd lcm max min one two"),
+        "only the first word of size counts": ("    while unit and unit[0] in SCALES:", "    if unit and unit[0] in SCALES:"),
         "a period begins at the point": ("(10 ** len(period) - 1) * 10 ** len(part))", "10 ** len(period) - 1)"),
     },
     (D + "results.py", T + "test_results.py"): {

@@ -105,8 +105,8 @@ ALIASES = {
 }  # fmt: skip
 POWERS = {"sq": "^2", "cu": "^3"}
 NO_UNITS = frozenset(
-    "and or nor not but than plus minus times over mod squared cubed half quarter third pi sin cos tan log exp sqrt infty theta alpha "
-    "beta gamma phi sigma omega delta lambda abc gcd lcm max min one two three four five six seven eight nine ten is was if base "
+    "and or nor not but than plus minus over mod squared cubed half quarter third pi sin cos tan log exp sqrt infty theta alpha "
+    "beta gamma phi sigma omega delta lambda abc gcd lcm max one two three four five six seven eight nine ten is was if base "
     "factorial halves thirds fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth tenths hundredth hundredths "
     "thousandth thousandths maybe perhaps possibly probably unless except without more less least most".split()
 )
@@ -240,7 +240,7 @@ def split_unit(text: str) -> tuple[str, tuple[str, ...], int]:
     """(what stands before the unit, the unit, factor) of a cleaned text.
 
     A unit is a currency, percent or degree sign, what stands in `\\text{}`, or, behind a numeral, words. One letter alone that is not in
-    `\\text{}` is a variable. The factor is what a word like "million" is worth.
+    `\\text{}` is a variable. The factor is what words like "million" are worth.
     """
     currency = CURRENCY.match(text)
     body = currency[1] + text[currency.end() :] if currency else text
@@ -256,10 +256,10 @@ def split_unit(text: str) -> tuple[str, tuple[str, ...], int]:
         body = body[: tail.start()].rstrip()
         if not words or _is_number_text(body):
             best, best_names = body, names
-    unit = _canonical([*best_names, *front])
-    if unit and unit[0] in SCALES:
-        return best, tuple(unit[1:]), SCALES[unit[0]]
-    return best, tuple(unit), 1
+    unit, factor = _canonical([*best_names, *front]), 1
+    while unit and unit[0] in SCALES:
+        factor *= SCALES[unit.pop(0)]
+    return best, tuple(unit), factor
 
 
 def _is_unit_text(text: str | None) -> bool:
