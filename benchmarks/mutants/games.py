@@ -94,6 +94,9 @@ FAULTS = {
         "unreadable answers are equal": ("return success(False, result.seconds, result.attempts)\n", "return success(True, result.seconds, result.attempts)\n"),
         "team pay is one's own answer": ('if finished and form != "safe" else', "if False else"),
     },
+    (G + "maths/sums.py", T + "test_maths_debate.py"): {
+        "digits of any kind are a sum's answer": ("not _INTEGER.fullmatch(a) or not _INTEGER.fullmatch(b)", 'not a.lstrip("-").isdigit() or not b.lstrip("-").isdigit()'),
+    },
     (G + "maths/data.py", T + "test_maths_data.py"): {
         "solutions go before answers": ("name = next((name for name in ANSWER if", "name = next((name for name in (*SOLUTION, *ANSWER) if"),
         "lists are kept as text": ("        (value,) = value", "        value = str(value)"),

@@ -164,7 +164,7 @@ def main(argv) -> None:
     config = _CONFIG.value
     if config is None:
         raise ConfigError("--config is missing, e.g. --config=experiments/configs/quickstart.py")
-    if any(not seed.strip().isdigit() for seed in _SEEDS.value) or not _SEEDS.value:
+    if any(not seed.strip().isdecimal() for seed in _SEEDS.value) or not _SEEDS.value:
         raise ConfigError(f"--seeds={','.join(_SEEDS.value)} must be whole numbers with commas between, e.g. --seeds=0,1,2")
     variants, output = variants_of(config, _VARIANTS.value, _TABLE.value), pathlib.Path(_OUTPUT.value)
     check_variants(config, variants, output)

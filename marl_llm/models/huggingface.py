@@ -245,4 +245,4 @@ def _check_params(config: ModelConfig, params: dict) -> None:
 
 
 def _natural(name: str) -> list:
-    return [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", name)]
+    return [int(p) if p.isdecimal() else p for p in re.split(r"(\d+)", name)]

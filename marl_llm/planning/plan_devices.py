@@ -86,12 +86,12 @@ def devices_of(topology: str, compile_: bool = True):
     if name not in CHIPS or not shape:
         raise PlanError(f"--topology={topology!r}: write chip:shape; the chips are {', '.join(CHIPS)}")
     if name in GPUS:
-        if not shape.isdigit() or int(shape) < 1:
+        if not shape.isdecimal() or int(shape) < 1:
             raise PlanError(f"--topology={topology!r}: write the number of GPUs, e.g. {name}:8")
         return CHIPS[name], int(shape), _gpus(name, int(shape)) if compile_ else None
     if not compile_:  # which needs no TPU library
         sizes = shape.split("x")
-        if not all(n.isdigit() and int(n) for n in sizes) or not 2 <= len(sizes) <= 3:
+        if not all(n.isdecimal() and int(n) for n in sizes) or not 2 <= len(sizes) <= 3:
             raise PlanError(f"--topology={topology!r}: write the shape of the slice, e.g. {name}:4x4")
         return CHIPS[name], math.prod(map(int, sizes)) * (2 if name == "tpu7x" else 1), None
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")

@@ -140,7 +140,7 @@ def memory_limit() -> int:
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = pathlib.Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else "max"
-    return min(physical, int(text)) if text.isdigit() else physical
+    return min(physical, int(text)) if text.isdecimal() else physical
 
 
 def lines(config: Any, plan: Plan, mesh: Any) -> list[str]:

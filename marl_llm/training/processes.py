@@ -64,7 +64,7 @@ def parse(how: str, environment: Mapping[str, str] | None = None) -> tuple[str |
             continue
         if launcher in ("MARL_LLM variables", "JobSet"):
             place, count, rank = (env[name] for name in names)
-            if not (re.fullmatch(r"\S+:\d+", place) and count.isdigit() and rank.isdigit()):
+            if not (re.fullmatch(r"\S+:\d+", place) and count.isdecimal() and rank.isdecimal()):
                 values = ", ".join(f"{name}={env[name]!r}" for name in names)
                 raise ProcessError(f"{launcher}: {values} must be host:port, a number and a number")
             return _checked(place, int(count), int(rank), launcher)

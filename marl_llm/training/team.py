@@ -58,7 +58,7 @@ def _of_model(value: Any, name: str) -> Any:
 def by_role(figures: Mapping[str, float], roles: Sequence[str]) -> dict[str, float]:
     """Figures whose last part is an agent's number, as in tied_share/0, under the role's name."""
     names = {name: name.rpartition("/") for name in figures}
-    return {f"{kind}/{roles[int(last)]}" if kind and last.isdigit() else name: figures[name] for name, (kind, _, last) in names.items()}
+    return {f"{kind}/{roles[int(last)]}" if kind and last.isdecimal() else name: figures[name] for name, (kind, _, last) in names.items()}
 
 
 class Team(abc.ABC):

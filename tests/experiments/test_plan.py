@@ -453,6 +453,12 @@ def test_a_tpu_is_planned_by_arithmetic_without_its_compiler():
         assert (out["mesh"]["fsdp"], out["compiled"]) == (count, False)
 
 
+@pytest.mark.parametrize("topology", ["h100:②", "h100:0", "v5e:2x②"])
+def test_a_shape_is_written_in_decimals(topology):
+    with pytest.raises(PlanError, match="write the (number of GPUs|shape of the slice)"):
+        plan(config_of(), topology, "", 8192, 4096, 0, False)
+
+
 def test_critics_and_references_are_counted():
     plain = plan(of_text("qwen3-0.6b"), "h200:8", "", 2048, 512, 0, False)
     critics = plan(of_text("qwen3-0.6b", "ppo"), "h200:8", "", 2048, 512, 0, False)

@@ -149,6 +149,7 @@ def test_a_program_is_the_expression_as_python_and_prints_its_value():
     [
         (read_solver, ""), (read_solver, "a 12"), (read_solver, "a 12 b +"), (read_solver, "b 12 a + 7"), (read_solver, "a 1 b + 7"),
         (read_solver, "a 12 b + 31"), (read_solver, "a 12 b ( 7"), (read_solver, "a 12 b + 7 value"), (read_solver, "a 12 b + 7 5 7"),
+        (read_solver, f"a {'9' * 5000} b + 7"),
         (read_solver, "let a 12 b + 7"), (read_solver, "a 12 well b + 7"), (read_solver, "a 12 b + 7 c + 7 d + 7 a + 7"),
         (read_solver, "a ² b + 7"), (read_executor, "print ( a 12 b + 7"), (read_executor, "print a 12 b + 7 )"), (read_executor, "value"),
         (read_executor, "value 1 2 3 4 5"), (read_executor, "value none"), (read_executor, "print ( )"), (read_executor, "print"),

@@ -348,7 +348,8 @@ def test_tests_are_read_with_fences_and_line_ends_of_all_kinds():
         assert read_test(text)["test"] == wanted
 
 
-@pytest.mark.parametrize("text", ["", "f ( 4 )", "f ( 12 ) = 3", "f ( 4 ) = x", "f ( 4 ) = 1 = 2 = 3 = 4", "f ( ４ ) = 1 ;", "g ( 4 ) = 1"])
+@pytest.mark.parametrize("text", ["", "f ( 4 )", "f ( 12 ) = 3", "f ( 4 ) = x", "f ( 4 ) = 1 = 2 = 3 = 4", "f ( ４ ) = 1 ;", "g ( 4 ) = 1",
+                                  f"f ( {'9' * 5000} ) = 1", f"f ( 4 ) = {'9' * 5000}"])  # fmt: skip
 def test_small_tests_out_of_form(text):
     with pytest.raises(FormatError):
         read_line_test(text)

@@ -14,7 +14,7 @@ from marl_llm.games import make_game
 from marl_llm.games.maths import SumAnswers, maths_debate, maths_ensemble, sums_judge, sums_player, sums_renderer, sums_roles, sums_task
 from marl_llm.games.maths.debate import Answers, debate_roles, read_solution
 from marl_llm.games.maths.ensemble import judge_role
-from marl_llm.games.maths.sums import HIDDEN, OTHER, read_program, read_sum, sums_tokenizer, templates, work_out
+from marl_llm.games.maths.sums import HIDDEN, OTHER, read_program, read_sum, spaced, sums_tokenizer, templates, work_out
 from marl_llm.tools.maths import MathsChecker
 from marl_llm.tools.results import FailureKind, failed, success
 from marl_llm.workflows import Assignment, Controller, FormatError, Scripted, Task, shared, with_roles
@@ -237,10 +237,21 @@ def test_a_single_reasoner_stops_when_it_gives_the_same_answer_twice():
     assert len(play(HONEST, turns=1, agents="single", count=1).trajectories[0].calls) == 1
 
 
-@pytest.mark.parametrize("text", ["", "####", "#### x", "1 + 1 #### 2", "1 + 1 = 2 #### 1 2 3 4 5", "#### 1 #### 2", "#### - 1"])
+@pytest.mark.parametrize("text", ["", "####", "#### x", "1 + 1 #### 2", "1 + 1 = 2 #### 1 2 3 4 5", "#### 1 #### 2", "#### - 1",
+                                  "#### ①", "#### ²", "#### ١٢"])  # fmt: skip
 def test_small_answers_out_of_form(text):
     with pytest.raises(FormatError):
         read_sum(text)
+
+
+def test_digits_that_are_no_decimals_are_no_answer_and_stop_nothing():
+    for strict in (True, False):
+        answers = SumAnswers(strict)
+        for answer in ("①", "⒉", "-①", "5⒌"):
+            assert asyncio.run(answers.correct(answer, "5")).value == 0.0
+            assert asyncio.run(answers.equal("5", answer)).value is False
+        assert asyncio.run(answers.equal("-5", "-5")).value is True
+    assert [spaced(text) for text in ("①", "12", "-1")] == ["none", "1 2", "none"]
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,11 @@ def test_a_malformed_start_says_what_it_must_look_like(how):
         processes.parse(how, {})
 
 
+def test_a_launchers_numbers_are_decimals():
+    with pytest.raises(processes.ProcessError, match="JobSet: .* must be host:port, a number and a number"):
+        processes.parse("auto", {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "②", "JOB_COMPLETION_INDEX": "1"})
+
+
 def test_auto_without_a_launcher_names_all_that_was_looked_for():
     with pytest.raises(processes.ProcessError) as error:
         processes.parse("auto", {"SLURM_JOB_ID": "1"})

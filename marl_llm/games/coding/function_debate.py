@@ -33,7 +33,7 @@ SHOWN = frozenset(map(str, VALUES))
 INPUTS = range(-9, 10)
 GOLDEN_TESTS = 6
 HEAD, TAIL = "def f ( x ) : ", " ; return x"
-_TEST = re.compile(r"f \( (-?\d+) \) = (?:-?\d+ = ){0,2}(-?\d+)")
+_TEST = re.compile(r"f \( (-?[0-9]{1,9}) \) = (?:-?[0-9]{1,9} = ){0,2}(-?[0-9]{1,9})")
 Plan = tuple[tuple[str, int], ...]
 
 

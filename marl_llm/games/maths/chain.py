@@ -171,7 +171,7 @@ def read_chain(words: list[str]) -> Chain:
     numbers, signs, places = [*words[1:2], *words[4::3]], words[3::3], [*words[:1], *words[2::3]]
     if rest or not 1 <= count < len(PLACES) or places != list(PLACES[: count + 1]) or not set(signs) <= set(BY_SIGN):
         raise FormatError("an expression is like a 12 b + 7")
-    if not all(number.isascii() and number.isdigit() and LOWEST <= int(number) <= HIGHEST for number in numbers):
+    if not all(n.isascii() and n.isdigit() and len(n) <= 4 and LOWEST <= int(n) <= HIGHEST for n in numbers):
         raise FormatError(f"numbers lie between {LOWEST} and {HIGHEST}")
     return Chain(int(numbers[0]), tuple((BY_SIGN[sign], int(n)) for sign, n in zip(signs, numbers[1:])))
 

@@ -34,6 +34,7 @@ OPERATIONS = {
 OTHER = {"grow": "fold", "fold": "grow"}
 PEOPLE, THINGS = ("ann", "bob", "cid", "dee"), ("pens", "cups", "nuts")
 LIMIT = 999
+_NUMBER, _INTEGER = re.compile("[0-9]{1,4}"), re.compile("-?[0-9]+")
 _STEP = re.compile(r"(\d+) ([-+*]) (\d+) = (\d+)")
 _STATEMENT = re.compile(r"x = (?:\d+|x(?: [-+*] \d+)?)")
 Plan = tuple[tuple[str, int], ...]  # the first number, then operations
@@ -56,7 +57,7 @@ def sums_renderer() -> PlainText:
 def spaced(number: Any) -> str:
     """A number as digit tokens; `none` for what is no number of this environment."""
     text = str(number)
-    return " ".join(text) if text.isdigit() and len(text) <= 4 else "none"
+    return " ".join(text) if _NUMBER.fullmatch(text) else "none"
 
 
 def joined(text: str) -> str:
@@ -116,7 +117,7 @@ def read_sum(text: str) -> dict[str, Any]:
     """Optional steps, then `#### 1 5`. Raises `FormatError` for anything else, also for steps that are not of the form."""
     steps, hashes, answer = joined(text.strip()).partition("####")
     answer = answer.strip()
-    if not hashes or not answer.isdigit() or len(answer) > 4:
+    if not hashes or not _NUMBER.fullmatch(answer):
         raise FormatError("#### and one number are expected at the end")
     if steps.strip() and not all(_STEP.fullmatch(step.strip()) for step in steps.split(";")):
         raise FormatError("a step is like 1 2 + 7 = 1 9")
@@ -189,7 +190,7 @@ class _NoChecker:
 
 
 def _same(a: str, b: str, strict: bool) -> bool:
-    if not is_number(a) or not is_number(b) or not a.lstrip("-").isdigit() or not b.lstrip("-").isdigit():
+    if not is_number(a) or not is_number(b) or not _INTEGER.fullmatch(a) or not _INTEGER.fullmatch(b):
         return False
     return int(a) == int(b) if strict else numeq(int(a), int(b))
 
@@ -218,7 +219,7 @@ def sums_player(
             return f"#### {spaced(rng.choice(votes) if rng.random() < noise else max(votes, key=votes.count))}"
         first, gold = fields["plan_gold"]
         entries = fields.get("history", ())
-        if role == "reasoner" and entries and entries[-1].get("printed", "").isdigit() and rng.random() < adopt:
+        if role == "reasoner" and entries and entries[-1].get("printed", "").isdecimal() and rng.random() < adopt:
             return f"#### {spaced(entries[-1]['printed'])}"
 
         def flip(name):
