@@ -31,6 +31,7 @@ from marl_llm.games.search import (
     retrieve_extract_answer,
     retrieve_with,
 )
+from marl_llm.games.search.data import accepted_answers
 from marl_llm.games.search.facts import KINDS, NAME, joined
 from marl_llm.games.search.m_ask import read_search
 from marl_llm.games.search.mini import read_queries
@@ -41,7 +42,7 @@ from marl_llm.tools.retriever import BM25Index, Hit
 from marl_llm.workflows import Assignment, Controller, FormatError, PlainText, Scripted, Task, separate, to_mermaid
 from marl_llm.workflows.metrics import rollout_metrics, team_metrics
 from marl_llm.workflows.rewards import earned
-from marl_llm.workflows.rows import DataError
+from marl_llm.workflows.rows import DataError, RowRefused
 from marl_llm.workflows.samples import sample_table
 
 TOKENIZER = ByteTokenizer(specials=("<eos>",), stops=("<eos>",))
@@ -385,6 +386,10 @@ def test_the_schemas_of_the_published_files_load(tmp_path, kind):
         ({"question": "who?"}, "row 0: no answer"),
         ({"question": "who?", "answer": []}, "row 0: no answer"),
         ({"question": "who?", "answer": ["the"]}, "'the' has no word left"),
+        ({"question": "who?", "answer": [None, float("nan")]}, "row 0: no answer"),
+        ({"question": "who?", "answers": [["Paris", "Lyon"]]}, "row 0: an answer of an unknown form: answers holds a list"),
+        ({"question": "who?", "golden_answers": ["yes", True]}, "row 0: an answer of an unknown form: golden_answers holds a bool"),
+        ({"question": "who?", "golden_answers": [{"text": "Paris"}]}, "row 0: an answer of an unknown form: golden_answers holds a dict"),
     ],
 )
 def test_rows_that_cannot_be_used_are_named(tmp_path, row, message):
@@ -392,6 +397,13 @@ def test_rows_that_cannot_be_used_are_named(tmp_path, row, message):
     path.write_text(json.dumps(row))
     with pytest.raises(DataError, match=message):
         load_questions(path, "train")
+
+
+def test_a_missing_answer_is_no_accepted_answer():
+    assert accepted_answers({"golden_answers": [None, "Paris", float("nan"), 1945]}) == ("Paris", "1945")
+    assert accepted_answers({"golden_answers": [None], "answers": ["Paris"]}) == ("Paris",)
+    with pytest.raises(RowRefused, match="no answer"):
+        accepted_answers({"golden_answers": b"x"})
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):

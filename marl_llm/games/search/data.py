@@ -9,7 +9,7 @@ left out with `bad_rows="drop"`.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from marl_llm.workflows import Task
@@ -45,21 +45,28 @@ def accepted_answers(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Accepted answers of a row, each once.
 
     An answer without a word after normalisation, such as the blood type "A", would equal an empty reply: it is left out, and a row that has
-    no other raises `RowRefused`, as does one without an answer.
+    no other raises `RowRefused`, as does one without an answer, or with one that is no text and no number. A missing one (null, or a
+    table's NaN) is left out too.
     """
     for name in ANSWERS:
-        answers = _get(row, name)
-        if isinstance(answers, Mapping):
-            answers = answers.get("target")
-        if isinstance(answers, str):
-            answers = [answers]
-        if isinstance(answers, Sequence) and answers:
-            texts = tuple(dict.fromkeys(str(text).strip() for text in answers))
+        if answers := _present(_get(row, name)):
+            if unknown := [answer for answer in answers if isinstance(answer, bool) or not isinstance(answer, str | int | float)]:
+                raise RowRefused("an answer of an unknown form", f"{name} holds a {type(unknown[0]).__name__}")
+            texts = tuple(dict.fromkeys(str(answer).strip() for answer in answers))
             usable = tuple(text for text in texts if normalise_answer(text))
             if not usable:
                 raise RowRefused("no answer with a word", f"the answer {texts[0]!r:.80} has no word left after normalisation")
             return usable
     raise RowRefused("no answer", f"expected a text or a list in one of {', '.join(ANSWERS)}; the row has {', '.join(row)}")
+
+
+def _present(answers: Any) -> list[Any]:
+    """The answers of a value that are not missing: neither null nor NaN, which differs from itself."""
+    if isinstance(answers, Mapping):
+        answers = answers.get("target")
+    if isinstance(answers, str):
+        answers = [answers]
+    return [answer for answer in answers if answer is not None and answer == answer] if isinstance(answers, list | tuple) else []
 
 
 def _get(row: Mapping[str, Any], name: str) -> Any:
