@@ -203,3 +203,19 @@ def test_problems_that_cannot_be_used_can_be_left_out(tmp_path, caplog):
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, [good, {"problem": "p", "tests": "{"}, {}])))
     assert [task.number for task in load_problems(tmp_path / "a.jsonl", "train", bad_rows="drop")] == [0]
     assert "1 rows are left out: tests that cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("test", "why"),
+    [
+        ('[null, "1"]', "missing"), ('["1", ["2", null]]', "missing"), (f'["1", {"9" * 5000}]', "4300 digits"),
+        (f'[[[{"9" * 5000}]], "1"]', "4300 digits"),
+    ],
+    ids=["input", "line", "output", "list"],
+)  # fmt: skip
+def test_a_test_that_is_no_text_is_refused_by_row_or_left_out(tmp_path, test, why):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"problem": "p", "tests": f'[{test}, ["1", "2"]]'}))
+    with pytest.raises(DataError, match=f"row 0: tests that cannot be read: .*{why}"):
+        load_problems(path, "train")
+    assert load_problems(path, "train", bad_rows="drop") == []

@@ -32,6 +32,10 @@ FAULTS = {
     ("marl_llm/games/search/data.py", DATA): {
         "an article is an accepted answer": ("if normalise_answer(text))", "if text)"),
     },
+    ("marl_llm/games/coding/data.py", DATA): {
+        "a missing input is the text None": ("if any(line is None for line in lines):", "if False:"),
+        "a long number of a test has no place": ("except (ValueError, RecursionError) as error:  # Python writes", "except RecursionError as error:  # Python writes"),
+    },
     ("marl_llm/games/search/data.py", "tests/games/test_search_workflows.py"): {
         "a missing answer is not left out": ("if answer is not None and answer == answer]", "]"),
         "a list is an accepted answer": ("if unknown := [", "if unknown := [] and ["),

@@ -122,6 +122,7 @@ class Evil:
         return (open, ("/tmp/should-never-be-made", "w"))
 
 
+LONG = "9" * 5000
 CALL = {"inputs": [[1]], "outputs": [2]}
 HOSTILE = {
     "no problem": apps(1, question="  "),
@@ -134,9 +135,18 @@ HOSTILE = {
     "no hidden tests: every test stands in the statement": apps(1, input_output={"inputs": ["2\n"], "outputs": ["3\n"]}),
     "tests of an unknown form: .*'os.system', which is no name": apps(1, input_output={**CALL, "fn_name": "os.system"}),
     "tests of an unknown form: .*'3', which is no name": apps(1, input_output={**CALL, "fn_name": 3}),
+    "tests of an unknown form: .*too long to print.*, which is no name": apps(
+        1, input_output=f'{{"inputs": [[1]], "outputs": [2], "fn_name": {LONG}}}'),
     "solutions of an unknown form": apps(1, solutions="[1, 2]"),
     "no hidden tests: private_tests and generated_tests are empty": code_contests(1, private_tests=None, generated_tests=None),
-    "tests of an unknown form: private_tests": code_contests(1, private_tests={"input": ["1"], "output": []}),
+    "tests of an unknown form: tests: an input or output that cannot": apps(
+        1, input_output=f'{{"inputs": ["1"], "outputs": [{LONG}]}}'),
+    "tests of an unknown form: tests: the input or output .* is missing": apps(1, input_output={"inputs": [None], "outputs": ["1"]}),
+    "tests of an unknown form: private_tests: an input or output that cannot": code_contests(
+        1, private_tests=f'{{"input": ["1"], "output": [{LONG}]}}'),
+    "tests of an unknown form: generated_tests: the input or output .* is missing": code_contests(
+        1, generated_tests={"input": ["1"], "output": [None]}),
+    "tests of an unknown form: private_tests must": code_contests(1, private_tests={"input": ["1"], "output": []}),
     "solutions of an unknown form: solutions": code_contests(1, solutions={"language": [3], "solution": []}),
     "no tests: private_test_cases is empty": livecodebench(1, private_test_cases=""),
     "packed tests that cannot be read: private_test_cases": livecodebench(1, private_test_cases="@@@"),

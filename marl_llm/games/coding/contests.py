@@ -26,7 +26,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from marl_llm.games.coding.data import read_tests
+from marl_llm.games.coding.data import read_tests, stdio_text
 from marl_llm.games.coding.data import shown as shown_text
 from marl_llm.games.coding.forms import parse_json
 from marl_llm.tools.judge import Tolerance, judge_calls, read_stdio, stdio_requests
@@ -209,7 +209,10 @@ def _pairs(tests: Any, field: str) -> tuple[tuple[str, str], ...]:
     inputs, outputs = (tests.get(name) for name in ("input", "output")) if isinstance(tests, Mapping) else (None, None)
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise RowRefused("tests of an unknown form", f"{field} must have equally long lists input and output")
-    return tuple((_lines(str(a)), _lines(str(b))) for a, b in zip(inputs, outputs))
+    try:
+        return tuple((_lines(stdio_text(a, field)), _lines(stdio_text(b, field))) for a, b in zip(inputs, outputs))
+    except DataError as error:
+        raise RowRefused("tests of an unknown form", str(error)[:200]) from error
 
 
 def _lines(text: str) -> str:

@@ -67,12 +67,12 @@ def read_tests(row: Mapping[str, Any], where: str) -> tuple[str, tuple[tuple[Any
         inputs, outputs = tests.get("inputs"), tests.get("outputs")
         if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
             raise DataError(f"{where}: tests must have equally long lists 'inputs' and 'outputs'")
-        function, pairs = str(tests.get("fn_name") or "").strip(), list(zip(inputs, outputs))
+        function, pairs = shown(tests.get("fn_name") or "").strip(), list(zip(inputs, outputs))
         functional = bool(function)
     elif isinstance(tests, list) and all(isinstance(test, Mapping) and {"input", "output"} <= set(test) for test in tests):
         pairs = [(test["input"], test["output"]) for test in tests]
-        kinds = {str(test.get("testtype") or test.get("type") or "stdin") in CALLED for test in tests}
-        names = {str(test["fn_name"]).strip() for test in tests if test.get("fn_name")}
+        kinds = {shown(test.get("testtype") or test.get("type") or "stdin") in CALLED for test in tests}
+        names = {shown(test["fn_name"]).strip() for test in tests if test.get("fn_name")}
         if len(kinds) == 2 or len(names) > 1:
             raise DataError(f"{where}: tests of several kinds or functions; all must read standard input, or all call one function")
         functional, function = kinds == {True}, "".join(names)
@@ -81,7 +81,7 @@ def read_tests(row: Mapping[str, Any], where: str) -> tuple[str, tuple[tuple[Any
     else:
         raise DataError(f"{where}: tests of an unknown form; see the head of marl_llm/games/coding/data.py")
     if not functional:
-        return "", tuple((_text(test_input), _text(wanted)) for test_input, wanted in pairs)
+        return "", tuple((stdio_text(test_input, where), stdio_text(wanted, where)) for test_input, wanted in pairs)
     starter = str(row.get("starter_code") or "")
     try:
         function = check_name(function or name_in_starter(starter), starter)
@@ -99,9 +99,15 @@ def _parsed(value: Any, where: str) -> Any:
         raise DataError(f"{where}: the tests are a text that is not JSON: {error}") from error
 
 
-def _text(value: Any) -> str:
-    """Standard input or output; TACO writes some as lists of lines."""
-    return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+def stdio_text(value: Any, where: str) -> str:
+    """Standard input or output; TACO writes some as lists of lines. Raises `DataError` for what is missing, or cannot be written."""
+    lines = value if isinstance(value, list | tuple) else [value]
+    if any(line is None for line in lines):
+        raise DataError(f"{where}: the input or output of a test is missing (null)")
+    try:
+        return "\n".join(map(str, lines))
+    except (ValueError, RecursionError) as error:  # Python writes no integer of more than 4,300 digits
+        raise DataError(f"{where}: an input or output that cannot be written as text: {error}") from error
 
 
 def _interface(function: str, row: Mapping[str, Any]) -> str:
