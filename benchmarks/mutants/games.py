@@ -49,6 +49,9 @@ FAULTS = {
         "maps may have more walls than prompts hold": ("& (jnp.sum(walls) <= max_walls) &", "&"),
         "moves cross the border": ("jnp.pad(d, 1, constant_values=FAR)", 'jnp.pad(d, 1, mode="wrap")'),
     },
+    (G + "sokoban/prose.py", T + "test_sokoban.py"): {
+        "moves that stand together are read by their order": ("if set(letters) <= set(MOVES)", "if letters in MOVES"),
+    },
     (G + "joint_letter/game.py", J): {
         "agents see each other's digit": ("digits[state.digits[self._index(role)]][None]", "digits[state.digits[0]][None]"),
         "one echo is enough": ('"success": (same & jnp.all(echo))', '"success": (same & jnp.any(echo))'),

@@ -279,6 +279,10 @@ def test_the_natural_language_prompt_is_pinned():
         ('#### ["U", "D"]', "UD"),
         ("#### []", ""),
         ("####", None),
+        ("#### [UD]", "UD"),
+        ("#### [DU]", "DU"),
+        ("#### RRD, up", "RRDU"),
+        ("#### [DUE]", None),
         ("R D", "RD"),  # the protocol's own words
         ("####[U,R,D,L,U]", None),  # more than max_moves
         ("#### go up", None),

@@ -2,8 +2,8 @@
 
 A prompt tells what the compact protocol tells (`language.py`), and no more: with `view="split"` the Planner sees no inner walls. A response
 is read so: the last line that begins with `####` holds the list; without one the whole response is the list. With or without brackets,
-quotes and commas, its moves are `U`, `D`, `L`, `R` or the words up, down, left, right in any case. Anything else in the list, or more than
-`max_moves` moves, does not parse.
+quotes and commas, its moves are `U`, `D`, `L`, `R` or the words up, down, left, right in any case. As in Plan-Path, single letters may
+stand together: `RRD`. Anything else in the list, or more than `max_moves` moves, does not parse.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def moves_in(text: str) -> str | None:
     answer = (text[-LONGEST:] if answer is None else answer).upper().strip()
     if not _LIST.fullmatch(answer):
         return None
-    letters = [_WORDS.get(word, word) for word in re.findall("[A-Z]+", answer)]
-    return "".join(letters) if all(letter in MOVES for letter in letters) else None
+    letters = "".join(_WORDS.get(word, word) for word in re.findall("[A-Z]+", answer))
+    return letters if set(letters) <= set(MOVES) else None
 
 
 def prompt(game, state, role: str) -> str:
