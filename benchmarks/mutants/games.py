@@ -97,6 +97,9 @@ FAULTS = {
         "unreadable answers are equal": ("return success(False, result.seconds, result.attempts)\n", "return success(True, result.seconds, result.attempts)\n"),
         "team pay is one's own answer": ('if finished and form != "safe" else', "if False else"),
     },
+    (G + "coding/aux_data.py", T + "test_aux_data.py"): {
+        "after one list all expected values are lists": ("if self._wrapped and not", "if self.loose and not"),
+    },
     (G + "maths/sums.py", T + "test_maths_debate.py"): {
         "digits of any kind are a sum's answer": ("not _INTEGER.fullmatch(a) or not _INTEGER.fullmatch(b)", 'not a.lstrip("-").isdigit() or not b.lstrip("-").isdigit()'),
     },

@@ -75,6 +75,12 @@ def test_loops_names_and_helpers_are_worked_out_in_the_sandbox_and_arguments_are
     assert loose
 
 
+@pytest.mark.parametrize("value", ["{'a': 1}", "{1, 2}", "-1", "1.5 + 0"])
+def test_only_the_value_of_a_call_inside_list_is_made_a_list(value):
+    cases, loose = checked("assert list(candidate(1)) == (1,)", f"assert candidate(2) == {value}", "assert (3,) == tuple(candidate(3))")
+    assert (cases, loose) == ([((1,), [1]), ((2,), eval(value)), ((3,), [3])], True)
+
+
 def test_a_call_that_no_one_value_settles_leaves_the_problem_out():
     assert checked("y = candidate(1)", "assert y > 0") is None
     assert checked("assert candidate(1) in (1, 2)") is None

@@ -160,16 +160,18 @@ class _Rewriter(ast.NodeTransformer):
 
     def __init__(self, candidate: str):
         self.candidate, self.loose, self.pairs = candidate, False, []
+        self._wrapped = False  # whether this assertion's call stands inside `tuple(...)` or `list(...)`
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         """One assertion; one that has no call of the candidate is taken away."""
         if not any(isinstance(part, ast.Name) and part.id == self.candidate for part in ast.walk(node.test)):
             return ast.Pass()
+        self._wrapped = False
         case = self._settled(node.test)
         if case is None:
             return node
         call, wanted = case
-        if self.loose and not isinstance(wanted, ast.Constant):
+        if self._wrapped and not isinstance(wanted, ast.Constant):
             wanted = ast.Call(ast.Name("list", ast.Load()), [wanted], [])  # the judge then takes a list or a tuple
         self.pairs.append((call.args, wanted))
         pair = ast.List([ast.List(call.args, ast.Load()), wanted], ast.Load())
@@ -180,7 +182,8 @@ class _Rewriter(ast.NodeTransformer):
         """The candidate's call, which may stand inside `tuple(...)` or `list(...)`."""
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("tuple", "list") and len(node.args) == 1:
             inner = self._call(node.args[0])
-            self.loose |= inner is not None
+            self._wrapped = inner is not None
+            self.loose |= self._wrapped
             return inner
         good = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == self.candidate and not node.keywords
         return node if good and not any(isinstance(argument, ast.Starred) for argument in node.args) else None
