@@ -159,7 +159,9 @@ FAULTS = {
     (G + "external/reasoning_gym.py", EXTERNAL + "the_last_number_of_a_sentence_is_the_answer"): {
         "the first number is the answer": ('return numbers[-1].replace(",", "")', 'return numbers[0].replace(",", "")'),
         "a number keeps its commas": ('return numbers[-1].replace(",", "")', "return numbers[-1]"),
-        "a negative number loses its sign": ("(?<![\\w.])-?[0-9]+", "(?<![\\w.])[0-9]+"),
+        "a negative number loses its sign": ("(?<![\\w.])-?(?:[0-9]+", "(?<![\\w.])(?:[0-9]+"),
+        "only ASCII has a minus": ("text.translate(_DASHES)", "text"),
+        "a number has no exponent": ("(?:[eE][-+]?[0-9]{1,3}(?!\\w))?", ""),
     },
     (G + "external/reasoning_gym.py", PAIR): {
         "the solver is paid the final answer": ("_scores(path)[0], (\"solver\",), name=\"own\"", "_scores(path)[1], (\"solver\",), name=\"own\""),

@@ -78,7 +78,8 @@ PROMPTS = {
     ),
     "plain": ("{question}\nanswer: ", "{question}\nsaid: {draft}\nchecked: "),
 }
-_NUMBER = re.compile(r"(?<![\w.])-?[0-9]+(?:,[0-9]{3}(?![0-9]))*(?:\.[0-9]+)?")
+_NUMBER = re.compile(r"(?<![\w.])-?(?:[0-9]+(?:,[0-9]{3}(?![0-9]))*(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3}(?!\w))?")
+_DASHES = str.maketrans(dict.fromkeys("\N{MINUS SIGN}\N{EN DASH}\N{HYPHEN}\N{NON-BREAKING HYPHEN}", "-"))
 
 
 class Scored(NamedTuple):
@@ -225,12 +226,12 @@ def problems_of(generator: ReasoningGym, characters: int) -> Tasks:
 
 
 def last_number(text: str) -> str:
-    """The last number that a text names, without commas. Raises `FormatError` for a text without one.
+    """The last number that a text names, without commas; a dash behind a digit is no sign. Raises `FormatError` for a text without one.
 
     >>> last_number("12 and 30 make 1,042.")
     '1042'
     """
-    numbers = _NUMBER.findall(text)
+    numbers = _NUMBER.findall(text.translate(_DASHES))
     if not numbers:
         raise FormatError("a number is expected")
     return numbers[-1].replace(",", "")
