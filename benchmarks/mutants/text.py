@@ -69,6 +69,8 @@ FAULTS = {
         "the generation's stops are left out": ('if name == "generation_config.json" or not stops:', "if not stops:"),
         "an id that contradicts the config passes": ("if stored != content:", "if False:"),
         "padding may be ordinary text": ("        if self._is_ordinary(self.pad_id):", "        if False:"),
+        "indents are special tokens": ("if token.content.isspace() and not token.special}", "if False}"),
+        "indents have the ids of a smaller vocabulary": ("self._renumbered.get(i, i) for i in", "i for i in"),
     },
     (X + "rendering.py", T + "test_rendering.py"): {
         "a fork shares its parent's child": ("os.register_at_fork(after_in_child=_CHILD_OF_THIS_PROCESS.forget)", ""),

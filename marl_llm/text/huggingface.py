@@ -3,8 +3,8 @@
 `load_tokenizer(directory)` reads what a checkpoint ships: `tokenizer.json` (vocabulary, normaliser, pre-tokenizer), `tokenizer_config.json`
 (which tokens pad and end), `generation_config.json` (at which ids sampling stops) and `config.json` (the size of the model's vocabulary,
 which is larger: Qwen pads 151,669 tokens to 151,936 rows). Two things differ from `transformers` on purpose. Every added token is special
-here, those marked `"special": false` too (Qwen's `<think>`, `<tool_call>`): text never becomes one. And truncation or padding that
-`tokenizer.json` asks for is switched off: nothing is cut silently.
+here, those marked `"special": false` too (Qwen's `<think>`, `<tool_call>`): text never becomes one. Only blanks so marked (GPT-NeoX's and
+Phi-2's indents) are text. And truncation or padding that `tokenizer.json` asks for is switched off: nothing is cut silently.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ class HuggingFaceTokenizer:
             raise _named(error, f"{where}/tokenizer.json is JSON, but no tokenizer") from error
         self._full.no_truncation()
         self._full.no_padding()
-        self._plain, self._inner = plain_tokenizers(self._full, raw)
+        added_tokens = self._full.get_added_tokens_decoder()
+        self._blanks = {i: token for i, token in added_tokens.items() if token.content.isspace() and not token.special}
+        self._plain, self._inner = plain_tokenizers(self._full, raw, list(self._blanks.values()))
+        self._renumbered = {self._plain.token_to_id(token.content): i for i, token in self._blanks.items()}
 
         config, generation, model = (
             parse_json(files[name].encode(), f"{where}/{name}", bounds=TOKENIZER_BOUNDS) if name in files else {}
@@ -90,16 +93,16 @@ class HuggingFaceTokenizer:
         self._set_padding(config, [generation, model], where)
 
     def _added_tokens(self, where: str) -> dict[str, int]:
-        """Special tokens: all added ones but those of the base vocabulary that are marked as no special ones (Gemma's newlines)."""
+        """Special tokens: all added ones but blanks, and those of the base vocabulary, that are marked as no special ones."""
         base, added = self._base, {}
         for i, token in self._full.get_added_tokens_decoder().items():
-            if token.special or token.content not in base:
+            if token.special or token.content not in base and i not in self._blanks:
                 added[token.content] = i
         for i, content in read_added_tokens(self.config, where):
             stored = self._full.id_to_token(i) if i < self.vocab_size else None
             if stored != content:
                 raise ValueError(f"{where}: id {i} is {content!r} here and {stored!r} in tokenizer.json")
-            if content not in base:
+            if content not in base and i not in self._blanks:
                 added[content] = i
         return added
 
@@ -130,6 +133,8 @@ class HuggingFaceTokenizer:
     def _is_ordinary(self, i: int) -> bool:
         """Whether text becomes this token, so that it can be no special one: the base vocabulary has it, and `encode` cannot avoid it."""
         token = self._tokens.get(i)
+        if i in self._blanks:
+            return True
         if token is None or token not in self._base or token == getattr(self._full.model, "unk_token", None):
             return False
         return i in self._avoiding(self._full.decode([i], skip_special_tokens=False), {token: i})
@@ -175,7 +180,7 @@ class HuggingFaceTokenizer:
     def _avoiding(self, text: str, special_ids: Mapping[str, int], library: Any = None) -> list[int]:
         """Ids of a text. Where the base vocabulary itself spells a special token (word-level models), each such spelling is cut in two."""
         library = library or self._plain
-        ids = self._run(library, text)
+        ids = [self._renumbered.get(i, i) for i in self._run(library, text)]
         if frozenset(special_ids.values()).isdisjoint(ids):
             return ids
         for token in sorted(special_ids, key=len, reverse=True):

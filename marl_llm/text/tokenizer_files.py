@@ -120,14 +120,15 @@ def _growth(step: dict, where: str) -> int:
     return 1 + len(written[0])  # a pattern can match nothing, between any two characters
 
 
-def plain_tokenizers(full: Any, raw: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The library's tokenizer without its added tokens, whose spellings are then text like any other; and the same for a text that is not
-    at the start of all, where a Metaspace of the scheme `first` writes no space."""
+def plain_tokenizers(full: Any, raw: Mapping[str, Any], kept: list[Any]) -> tuple[Any, Any]:
+    """The library's tokenizer without its added tokens but those `kept`, with ids of its own; their spellings are then text like any other.
+    And the same for a text that is not at the start of all, where a Metaspace of the scheme `first` writes no space."""
     library = type(full)
     plain = library(full.model)
     for part in ("normalizer", "pre_tokenizer", "decoder"):
         if getattr(full, part) is not None:
             setattr(plain, part, getattr(full, part))
+    plain.add_tokens(kept)
     steps = [step for step in _steps(raw.get("pre_tokenizer")) if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first"]
     if not steps:
         return plain, plain
@@ -141,4 +142,5 @@ def plain_tokenizers(full: Any, raw: Mapping[str, Any]) -> tuple[Any, Any]:
         if getattr(full, part) is not None:
             setattr(inner, part, getattr(full, part))
     inner.pre_tokenizer = library.from_str(json.dumps(shell)).pre_tokenizer
+    inner.add_tokens(kept)
     return plain, inner

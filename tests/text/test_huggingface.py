@@ -23,6 +23,7 @@ from marl_llm.text import (
     stream_text,
     train_sentencepiece,
 )  # fmt: skip
+from marl_llm.text.token_bytes import token_bytes
 
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")
 TEXTS = st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=40)
@@ -332,6 +333,41 @@ def test_added_tokens_that_are_ordinary_signs_stay_text():
         tokenizer = _loaded(raw)
         assert "!" not in tokenizer.special_ids
         assert tokenizer.decode(tokenizer.encode("Hello!")) == "Hello!"
+
+
+INDENTED = ("def f(x):\n        return x", "a  b", "  lead", "tail  ", "\t\tif a:\n\t\t\tb", "   ", "hello", " a", "a <|im_end|>  b")
+
+
+@pytest.mark.parametrize("before_specials", [False, True])
+@pytest.mark.parametrize("config", [False, True])
+def test_runs_of_blanks_that_were_added_are_text_with_the_ids_of_the_whole_tokenizer(before_specials, config):
+    made = Library.from_str(json.dumps(_library(added_tokens=[])))
+    blanks = [AddedToken(spelling, normalized=True, special=False) for spelling in (" " * 8, " " * 4, "  ", "\t\t")]
+    kinds = [lambda: made.add_tokens(blanks), lambda: made.add_special_tokens(["<|im_end|>"]), lambda: made.add_tokens(["<tool>"])]
+    for add in kinds if before_specials else reversed(kinds):  # their ids stand in the order in which they were added
+        add()
+    table = {str(i): {"content": t.content, "special": t.special} for i, t in made.get_added_tokens_decoder().items()} if config else {}
+    tokenizer = _loaded(json.loads(made.to_str()), tokenizer_config={"eos_token": "<|im_end|>", "added_tokens_decoder": table})
+    assert set(tokenizer.special_ids) == {"<|im_end|>", "<tool>"}
+    for text in INDENTED[:-1]:
+        ids = tokenizer.encode(text)
+        assert ids == made.encode(text, add_special_tokens=False).ids
+        assert tokenizer.decode(ids) == text
+        assert b"".join(token_bytes(tokenizer)[i] for i in ids) == text.encode()
+    assert tokenizer.encode_between("a\n    b", "<|im_end|>", None) == made.encode("a\n    b", add_special_tokens=False).ids
+    assert set(tokenizer.special_ids.values()).isdisjoint(tokenizer.encode(INDENTED[-1] + "<tool>"))
+
+
+def test_added_blanks_of_the_base_vocabulary_are_used_and_pad_no_text():
+    raw = _library()
+    raw["model"]["vocab"]["\n\n"] = blank = len(raw["model"]["vocab"])  # no merge makes it
+    raw["added_tokens"][0]["id"] += 1
+    sign = {"id": blank, "content": "\n\n", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    raw["added_tokens"].append(sign)
+    tokenizer = _loaded(raw, tokenizer_config={"eos_token": "<|im_end|>", "pad_token": "\n\n"})
+    assert blank in tokenizer.encode("a\n\nb")
+    assert tokenizer.pad_id == tokenizer.eos_id
+    assert tokenizer.decode(tokenizer.encode("a\n\nb")) == "a\n\nb"
 
 
 @pytest.mark.parametrize("scheme", ["first", "always", "never"])
