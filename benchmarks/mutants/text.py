@@ -6,8 +6,9 @@ FAULTS = {
     (X + "chat.py", T + "test_chat.py " + T + "test_jinja.py"): {
         "text may hold special tokens": ("return forged.sub(_mark, value)", "return value"),
         "others' tokens are scored": ("mask += [False] * (len(turn.head) + len(turn.opening))", "mask += [True] * (len(turn.head) + len(turn.opening))"),
-        "a turn is ended twice": ("return text[mark.end() if wrote else mark.start() :]", "return text[mark.start() :]"),
-        "a turn that was cut off is never ended": ("return text[mark.end() if wrote else mark.start() :]", "return text[mark.end() :]"),
+        "a turn is ended twice": ("return (text[mark.end() :], mark.group()) if wrote else", "return"),
+        "a turn that was cut off is never ended": ("(text[mark.end() :], mark.group()) if wrote else (text[mark.start() :], \"\")", "text[mark.end() :], mark.group()"),
+        "the end that the policy wrote is forgotten": ("(text[mark.end() :], mark.group()) if wrote", "(text[mark.end() :], \"\") if wrote"),
         "rewritten replies are scored again": ("dataclasses.replace(turn, fresh=False) for turn", "dataclasses.replace(turn, fresh=True) for turn"),
         "a changed prompt is the same sample": ("sample=conversation.sample + 1)", "sample=conversation.sample)"),
         "the tokenizer's own stops do not stop": ("(*self._ends[:1], *self.tokenizer.stop_ids)", "self._ends[:1]"),

@@ -307,7 +307,7 @@ class Chat:
             all_messages = (*conversation.messages, self._slotted(reply, answered[-1:], number), *map(self._guarded, messages))
             text = self._render(all_messages, conversation.tools, True)  # some templates take one call in a message
         end = _end_of_slots(text, number)
-        turns = (*conversation.turns, self._ask(self._behind(text[end:], last.reply), ""))
+        turns = (*conversation.turns, self._ask(*self._behind(text[end:], last.reply)))
         as_it_grew = self._shows_as_said(conversation, reply, text[:end]) and self._ends_alike(text[end:], last.reply)
         rewritten = conversation.rewritten or not as_it_grew
         grown = dataclasses.replace(conversation, turns=turns, waiting=True, rewritten=rewritten, messages=all_messages, text=text)
@@ -328,13 +328,13 @@ class Chat:
             calls[-1] = ToolCall(calls[-1].name, {"slot": slot(f"c{number}")})
         return Message("assistant", slot(number), slot(f"t{number}") if reply.thinking else None, tuple(calls))
 
-    def _behind(self, text: str, reply: tuple[int, ...]) -> str:
-        """What stands behind a reply, from the end of its turn on; the end is left out if the policy wrote it."""
+    def _behind(self, text: str, reply: tuple[int, ...]) -> tuple[str, str]:
+        """What stands behind a reply, from the end of its turn on, and the end that stands in front of it if the policy wrote that."""
         for mark in self._special.finditer(text):
             if (end := self.tokenizer.special_ids[mark.group()]) in self.all_ends:
                 wrote = reply[-1:] and reply[-1] in (end, *self._ends)
-                return text[mark.end() if wrote else mark.start() :]
-        return text
+                return (text[mark.end() :], mark.group()) if wrote else (text[mark.start() :], "")
+        return text, ""
 
     def _ends_alike(self, text: str, reply: tuple[int, ...]) -> bool:
         """Whether a finished reply ended as the template ends it."""
@@ -364,7 +364,7 @@ class Chat:
 
         A reply whose thinking the template drops stands without it.
         """
-        turns, place, before = [], 0, None
+        turns, place = [], 0
         for number, turn in enumerate(conversation.turns):
             at = text.find(slot(number))
             if at < 0:
@@ -375,10 +375,10 @@ class Chat:
                 kept = turn
             else:
                 start, kept = at, dataclasses.replace(turn, opening=(), reply=self._without_thinking(turn.reply))
-            head = text[place:start] if number == 0 else self._behind(text[place:start], turns[-1].reply)
+            head, before = (text[:start], None) if number == 0 else self._behind(text[place:start], turns[-1].reply)
             turns.append(dataclasses.replace(kept, head=self.encode(head, before)))
-            place, before = _end_of_slots(text, number), ""
-        return (*turns, self._ask(self._behind(text[place:], turns[-1].reply), ""))
+            place = _end_of_slots(text, number)
+        return (*turns, self._ask(*self._behind(text[place:], turns[-1].reply)))
 
     def _without_thinking(self, reply: tuple[int, ...]) -> tuple[int, ...]:
         """A reply's ids behind its think block, and behind the newlines that the template drops there."""

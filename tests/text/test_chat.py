@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from checkpoint_text import chat_of, tokenizer_of
+from checkpoint_text import chat_of, checkpoint_files, tokenizer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_llm.text import CHATML, ByteTokenizer, Chat, JinjaTemplate, Message, ToolCall, extends, train_sentencepiece
+from marl_llm.text import CHATML, ByteTokenizer, Chat, HuggingFaceTokenizer, JinjaTemplate, Message, ToolCall, extends, train_sentencepiece
 
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")
 BYTES = ByteTokenizer(SPECIALS, ("<|im_end|>",))
@@ -154,6 +154,27 @@ def test_the_template_s_history_keeps_thinking_between_tool_calls_until_the_next
     third = chat.extend(chat.reply(second, say(chat, "South.", thinking="A wall.")), [Message("user", "Sure?")])
     assert third.sample == 1
     assert "<think>" not in QWEN.decode(third.ids)
+
+
+@pytest.mark.parametrize("history", ["keep", "template"])
+def test_an_end_that_the_policy_wrote_takes_the_blanks_behind_it_as_one_of_the_template(history):
+    files = checkpoint_files("qwen3")
+    raw = json.loads(files["tokenizer.json"])
+    for token in raw["added_tokens"]:
+        token["rstrip"] = token["content"] == "<|im_end|>"  # as Phi-3's <|end|>
+    chat = chat_of("qwen3", HuggingFaceTokenizer(files | {"tokenizer.json": json.dumps(raw)}), history=history)
+    conversation, messages = chat.start(ASK), list(ASK)
+    for word in ("North.", "South."):
+        conversation = chat.extend(chat.reply(conversation, say(chat, word)), [Message("user", f"And behind {word}")])
+        messages += [Message("assistant", word), Message("user", f"And behind {word}")]
+    assert conversation.ids == chat.encode_messages(messages)
+    assert not conversation.rewritten
+    if history == "template":
+        conversation = chat.extend(chat.reply(conversation, say(chat, "East.", thinking="Hm.")), [Message("user", "And now?")])
+        assert conversation.sample == 1
+        assert conversation.ids == chat.encode_messages([*messages, Message("assistant", "East."), Message("user", "And now?")])
+    whole = chat.tokenizer.encode_with_specials(chat.tokenizer.decode(conversation.ids).replace("<|im_end|>", "<|im_end|>\n"))
+    assert conversation.ids == tuple(whole)
 
 
 def test_the_template_s_history_without_thinking_breaks_nothing():
