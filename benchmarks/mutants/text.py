@@ -70,6 +70,8 @@ FAULTS = {
         "the generation's stops are left out": ('if name == "generation_config.json" or not stops:', "if not stops:"),
         "an id that contradicts the config passes": ("if stored != content:", "if False:"),
         "padding may be ordinary text": ("        if self._is_ordinary(self.pad_id):", "        if False:"),
+        "only the first forged spelling is cut": ("in re.finditer(f\"(?={spellings})\", text)]", "in itertools.islice(re.finditer(f\"(?={spellings})\", text), 1)]"),
+        "a cut is the start of a text": ("self._plain_ids(part, self._within))]", "self._plain_ids(part, self._behind))]"),
         "indents are special tokens": ("if token.content.isspace() and not token.special}", "if False}"),
         "indents have the ids of a smaller vocabulary": ("self._renumbered.get(i, i) for i in", "i for i in"),
     },

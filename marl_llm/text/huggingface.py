@@ -10,7 +10,9 @@ Phi-2's indents) are text. And truncation or padding that `tokenizer.json` asks 
 from __future__ import annotations
 
 import functools
+import itertools
 import pathlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, SupportsInt
 
@@ -70,7 +72,7 @@ class HuggingFaceTokenizer:
         self._full.no_padding()
         added_tokens = self._full.get_added_tokens_decoder()
         self._blanks = {i: token for i, token in added_tokens.items() if token.content.isspace() and not token.special}
-        self._plain, self._inner = plain_tokenizers(self._full, raw, list(self._blanks.values()))
+        self._plain, self._behind, self._within = plain_tokenizers(self._full, raw, list(self._blanks.values()))
         self._renumbered = {self._plain.token_to_id(token.content): i for i, token in self._blanks.items()}
 
         config, generation, model = (
@@ -162,7 +164,7 @@ class HuggingFaceTokenizer:
         """
         text = text.lstrip() if before in self._strips[1] else text
         text = text.rstrip() if after in self._strips[0] else text
-        return self._encode_plain(text, self._plain if before is None else self._inner) if text else []
+        return self._encode_plain(text, self._plain if before is None else self._behind) if text else []
 
     @functools.cached_property
     def _strips(self) -> tuple[frozenset[str], frozenset[str]]:
@@ -180,15 +182,16 @@ class HuggingFaceTokenizer:
     def _avoiding(self, text: str, special_ids: Mapping[str, int], library: Any = None) -> list[int]:
         """Ids of a text. Where the base vocabulary itself spells a special token (word-level models), each such spelling is cut in two."""
         library = library or self._plain
-        ids = [self._renumbered.get(i, i) for i in self._run(library, text)]
+        ids = self._plain_ids(text, library)
         if frozenset(special_ids.values()).isdisjoint(ids):
             return ids
-        for token in sorted(special_ids, key=len, reverse=True):
-            if len(token) > 1 and token in text:
-                first, rest = text.split(token, 1)
-                inner = self._inner if first else library
-                return [*self._avoiding(first + token[0], special_ids, library), *self._avoiding(token[1:] + rest, special_ids, inner)]
-        return ids
+        spellings = "|".join(re.escape(token) for token in special_ids if len(token) > 1) or "(?!)"
+        cuts = [match.start() + 1 for match in re.finditer(f"(?={spellings})", text)]
+        first, *rest = (text[start:end] for start, end in itertools.pairwise([0, *cuts, len(text)]))
+        return [*self._plain_ids(first, library), *(i for part in rest for i in self._plain_ids(part, self._within))]
+
+    def _plain_ids(self, text: str, library: Any) -> list[int]:
+        return [self._renumbered.get(i, i) for i in self._run(library, text)]
 
     @staticmethod
     def _run(library: Any, text: str) -> list[int]:

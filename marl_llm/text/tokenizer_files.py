@@ -120,27 +120,37 @@ def _growth(step: dict, where: str) -> int:
     return 1 + len(written[0])  # a pattern can match nothing, between any two characters
 
 
-def plain_tokenizers(full: Any, raw: Mapping[str, Any], kept: list[Any]) -> tuple[Any, Any]:
-    """The library's tokenizer without its added tokens but those `kept`, with ids of its own; their spellings are then text like any other.
-    And the same for a text that is not at the start of all, where a Metaspace of the scheme `first` writes no space."""
-    library = type(full)
-    plain = library(full.model)
-    for part in ("normalizer", "pre_tokenizer", "decoder"):
-        if getattr(full, part) is not None:
-            setattr(plain, part, getattr(full, part))
-    plain.add_tokens(kept)
-    steps = [step for step in _steps(raw.get("pre_tokenizer")) if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first"]
-    if not steps:
-        return plain, plain
-    shell = {"model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}, "pre_tokenizer": raw["pre_tokenizer"]}
-    shell = json.loads(json.dumps(shell))
-    for step in _steps(shell["pre_tokenizer"]):
+def plain_tokenizers(full: Any, raw: Mapping[str, Any], kept: list[Any]) -> tuple[Any, Any, Any]:
+    """The library's tokenizer without its added tokens but those `kept`, with ids of its own; all other spellings are text like any other.
+
+    Three of them: for a text at the start of all; for one behind a special token, where a Metaspace of the scheme `first` writes no space;
+    and for the rest of a text that was cut, where no step writes a space or a prefix.
+    """
+    shell = {"model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}}
+    shell = json.loads(json.dumps(shell | {name: raw.get(name) for name in ("normalizer", "pre_tokenizer")}))
+    steps = [*_steps(shell["normalizer"]), *_steps(shell["pre_tokenizer"])]
+    start = _with_parts(full, shell, kept)
+    for step in steps:
         if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first":
             step["prepend_scheme"] = "never"
-    inner = library(full.model)
-    for part in ("normalizer", "decoder"):
-        if getattr(full, part) is not None:
-            setattr(inner, part, getattr(full, part))
-    inner.pre_tokenizer = library.from_str(json.dumps(shell)).pre_tokenizer
-    inner.add_tokens(kept)
-    return plain, inner
+    behind = _with_parts(full, shell, kept)
+    for step in steps:
+        match step.get("type"):
+            case "Metaspace":
+                step.pop("add_prefix_space", None)
+                step["prepend_scheme"] = "never"
+            case "ByteLevel":
+                step["add_prefix_space"] = False
+            case "Prepend":
+                step["prepend"] = ""
+    return start, behind, _with_parts(full, shell, kept)
+
+
+def _with_parts(full: Any, shell: Mapping[str, Any], kept: list[Any]) -> Any:
+    """A tokenizer with the model of `full`, the normaliser and pre-tokenizer of `shell`, and the added tokens `kept`."""
+    plain, parts = type(full)(full.model), type(full).from_str(json.dumps(shell))
+    for name in ("normalizer", "pre_tokenizer"):
+        if getattr(parts, name) is not None:
+            setattr(plain, name, getattr(parts, name))
+    plain.add_tokens(kept)
+    return plain

@@ -7,7 +7,7 @@ import pytest
 from checkpoint_text import SPECIAL, TAGS, checkpoint_files, tokenizer_json, tokenizer_of, write_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Library
 
 from marl_llm.text import (
@@ -129,6 +129,51 @@ def test_a_vocabulary_that_spells_its_special_tokens_is_cut_rather_than_believed
     ids = tokenizer.encode("a <eos> a <pad>")
     assert not set(ids) & {0, 1}
     assert (ids[0], ids[-1]) == (2, 3)
+
+
+SIGNS = ("<unk>", "</s>", "\u2581a", "a", "\u2581", "<", "/", "s", ">", " ", "\u2581<")
+SPACED = {
+    **{scheme: {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)} for scheme in ("first", "always", "never")},
+    "prepended": {"normalizer": normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])},
+}
+
+
+def _spaced(name):
+    made = Library(models.Unigram([(sign, -1.0 - 3 * (len(sign) == 1)) for sign in SIGNS], unk_id=0, byte_fallback=False))
+    for part, value in SPACED[name].items():
+        setattr(made, part, value)
+    made.decoder = decoders.Metaspace(prepend_scheme="never")  # shows every space
+    made.add_special_tokens(["<unk>", "</s>"])
+    return HuggingFaceTokenizer({"tokenizer.json": made.to_str(), "tokenizer_config.json": json.dumps({"eos_token": "</s>"})})
+
+
+@pytest.mark.parametrize("name", SPACED)
+@pytest.mark.parametrize("text", ["a </s> a", "</s>", "</s></s> a</s", "a</s>a << </s>"])
+def test_a_text_that_spells_special_tokens_of_the_vocabulary_stays_as_it_is(name, text):
+    tokenizer = _spaced(name)
+    ids, behind = tokenizer.encode(text), tokenizer.encode_between(text, "</s>", None)
+    assert tokenizer.eos_id not in (*ids, *behind)
+    assert tokenizer.decode(ids) == " " * (name != "never") + text
+    assert tokenizer.decode(behind) == " " * (name in ("always", "prepended")) + text
+
+
+def test_a_special_spelling_is_cut_however_often_it_is_written():
+    tokenizer = _spaced("always")
+    assert len(tokenizer.encode("</s>" * 2000)) == 8000
+    spelling = "aa"
+    words = Library(models.Unigram([("<unk>", 0.0), ("a", -9.0), (spelling, -1.0), ("aaa", -1.0)], unk_id=0, byte_fallback=False))
+    words.add_special_tokens(["<unk>", spelling])
+    tokenizer = HuggingFaceTokenizer({"tokenizer.json": words.to_str(), "tokenizer_config.json": json.dumps({"eos_token": spelling})})
+    assert tokenizer.encode("aaaaa") == [1] * 5  # spellings within each other
+
+
+def test_a_word_that_was_cut_gets_no_prefix_in_bytes():
+    raw = _library(pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False})
+    raw["model"]["merges"] = [["<", "/"], ["</", ">"]]
+    raw["model"]["vocab"] |= {"</": len(raw["model"]["vocab"]), "</>": len(raw["model"]["vocab"]) + 1}
+    raw["added_tokens"] = [{**raw["added_tokens"][0], "id": raw["model"]["vocab"]["</>"], "content": "</>"}]
+    tokenizer = _loaded(raw, tokenizer_config={"eos_token": "</>"})
+    assert tokenizer.decode(tokenizer.encode("a </> b")) == " a </> b"
 
 
 def test_truncation_and_padding_in_the_file_are_switched_off():
