@@ -102,6 +102,8 @@ FAULTS = {
         "the model's own end does not stop": (" + [i for i in [self._model.eos_id()] if i >= 0]", ""),
         "a padding piece that is not there is the unknown one": ("        if self._model.id_to_piece(piece_id) != piece:", "        if False:"),
         "an id behind the last is one": ("bad = [i for i in ids if not 0 <= i < vocab_size]", "bad = [i for i in ids if not 0 <= i <= vocab_size]"),
+        "an unknown piece pads without bytes": ("return not any(map(self._model.is_byte, range(self.vocab_size)))", "return False"),
+        "an ordinary piece pads": ("        if self._is_written(self.pad_id):", "        if self.pad_id == self.unk_id and self._is_written(self.pad_id):"),
         "a surrogate is counted in bytes": ("near = text[max(0, error.start - 10)", "near = text[max(0, error.start - 9)"),
         "of marks side by side the first counts": ("yield from ((True, [mark]) for mark in run)", "yield True, [next(run)]"),
         "an empty special is one": (" or \"\" in self.specials:", ":"),

@@ -151,10 +151,11 @@ class PieceTokenizer:
 
         Args:
           model_proto: the bytes of a `.model` file.
-          pad: the piece that pads, for a model trained without a padding piece (Llama 2's: `"<unk>"`).
+          pad: the piece that pads, for a model trained without a padding piece (Llama 2's: `"<unk>"`, as bytes spell what it lacks).
           stops: control pieces that end a response besides the model's own end of text, for instance `("<|im_end|>",)`.
 
-        Raises `ValueError` when the bytes are no such model, it has no padding piece and `pad` names none, or a stop is no control piece.
+        Raises `ValueError` when the bytes are no such model, it has no padding piece and `pad` names none, text can become the piece that
+        pads, or a stop is no control piece.
         """
         self.model_proto = model_proto
         self._model = sentencepiece.SentencePieceProcessor()
@@ -167,7 +168,10 @@ class PieceTokenizer:
         self.unk_id = self._model.unk_id()
         self.pad_id = self._model.pad_id() if pad is None else self._id(pad)
         if self.pad_id < 0:
-            raise ValueError("the sentencepiece model has no padding piece; train it with pad_id=0, or name a piece that pads: pad='<unk>'")
+            raise ValueError("the sentencepiece model has no padding piece; train it with pad_id=0, or name one that pads: pad='<s>'")
+        if self._is_written(self.pad_id):
+            piece = self._model.id_to_piece(self.pad_id)
+            raise ValueError(f"pad={piece!r}: text becomes this piece and would be lost as padding; name a control piece: pad='<s>'")
         self.special_ids: Mapping[str, int] = {
             self._model.id_to_piece(i): i for i in range(self.vocab_size) if self._model.is_control(i) and i != self.pad_id
         }
@@ -176,6 +180,12 @@ class PieceTokenizer:
         ends = [self.special_ids[s] for s in stops] + [i for i in [self._model.eos_id()] if i >= 0]
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
         self.eos_id: int | None = self.stop_ids[0] if self.stop_ids else None
+
+    def _is_written(self, i: int) -> bool:
+        """Whether text can become this piece; the unknown one does where no bytes stand in for unseen characters."""
+        if i == self.unk_id:
+            return not any(map(self._model.is_byte, range(self.vocab_size)))
+        return not (self._model.is_control(i) or self._model.is_unused(i))
 
     def _id(self, piece: str) -> int:
         piece_id = self._model.piece_to_id(piece)

@@ -132,6 +132,16 @@ def test_a_model_without_padding_is_refused():
         PieceTokenizer(model.getvalue())
 
 
+def test_a_piece_that_text_becomes_pads_nothing():
+    learned = train_sentencepiece(["hello hello hello"], 300, ("<a>",))
+    hello = learned.piece(learned.encode("hello")[0])
+    assert PieceTokenizer(learned.model_proto, "<a>").decode(learned.encode("hello \u4e2d")) == "hello \u4e2d"
+    words = train_pieces(("north",))
+    for model, pad in ((learned, hello), (learned, "<0x41>"), (words, "<unk>"), (words, "\u2581north")):
+        with pytest.raises(ValueError, match=f"pad='{pad}': text becomes this piece"):
+            PieceTokenizer(model.model_proto, pad)
+
+
 def test_pieces_that_the_model_lacks_are_named(pieces):
     with pytest.raises(KeyError, match="@D9"):
         pieces.ids_of(["U1", "@D9"])
