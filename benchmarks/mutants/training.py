@@ -233,6 +233,13 @@ FAULTS = {
     },
     ("marl_llm/runs/measuring.py", "tests/experiments/test_signal_watch.py"): {
         "equal rewards end a run that has a teacher": (" and not any(recipe.distill_coef for recipe in recipes)", ""),
+        "a resumed run forgets its rewards": ("{key: state[key] for key in UNPAID if key in state}, False", "dict(UNPAID), False"),
+    },
+    ("marl_llm/runs/building.py", "tests/experiments/test_signal_watch.py"): {
+        "rewards of a stranger's checkpoint are taken over": ('if "pays" in state:', "if False:"),
+    },
+    ("marl_llm/runs/loop.py", "tests/experiments/test_train.py"): {
+        "a checkpoint has no rewards": (' | watches.signal.seen\n', '\n'),
     },
     (R + "learner.py", T + "test_copies.py"): {
         "a base that lies right is copied all the same": ("        return placed\n", "        pass\n"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from marl_llm.activity import doing
 from marl_llm.runs import checks
 from marl_llm.runs.command import ConfigError
-from marl_llm.untrusted import check_count, check_number
+from marl_llm.untrusted import LARGEST_REWARD, check_count, check_number
 
 if TYPE_CHECKING:
     from marl_llm.runs.resolve import Plan
@@ -309,6 +309,9 @@ def restored(team, checkpoints, step: int) -> dict:
         for name, steps in state["silent"].items():
             check_count(steps, f"silent.{name}")
         check_count(state.get("decay_steps", 0), "decay_steps")
+        if "pays" in state:  # earlier versions kept none
+            check_count(state["paid_samples"], "paid_samples")
+            state["pays"] = [check_number(pay, "pays", -LARGEST_REWARD, LARGEST_REWARD) for pay in state["pays"]]
         team.restore_start(checkpoints.restore_params(0, {name: like[name] for name in team.models()}))
         team.restore(checkpoints.restore(step, like), state["team"])
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

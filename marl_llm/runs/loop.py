@@ -18,6 +18,7 @@ from marl_llm.activity import doing
 from marl_llm.runs.building import begins_elsewhere, params_of, restored
 from marl_llm.runs.continuing import Stopwatch, continued, goes_on
 from marl_llm.runs.measuring import (
+    UNPAID,
     AbortedWatch,
     Alarms,
     LeagueWatch,
@@ -157,7 +158,7 @@ def set_state(run: TrainingRun, state: dict | None) -> None:
     config = run.config
     if state is None:
         state = {"step": 0, "seed": config.seed, "sampled_tokens": 0, "samples": 0, "silent": dict.fromkeys(run.team.trained, 0)}
-        run.state = state | {"decay_steps": config.optimizer.decay_steps or config.steps}
+        run.state = state | UNPAID | {"decay_steps": config.optimizer.decay_steps or config.steps}
     else:
         run.clock.goes_on(state)
         run.state = continued(config, run.workdir, state)
@@ -172,7 +173,7 @@ def make_watches(run: TrainingRun, compilations: Any) -> Watches:
     return Watches(
         CoachWatch(note),
         AbortedWatch(run.config.rollout.aborted_limit),
-        signal_watch(plan, note),
+        signal_watch(plan, note, run.state),
         LeagueWatch(note),
         Alarms(run.state["silent"], note),
         ProgramWatch(note),
@@ -251,7 +252,7 @@ def step_record(run: TrainingRun, watches: Watches, batch: Any, updates: dict, t
         check_finite(figures, step, name)
         watches.alarms.look(step + 1, name, figures)
     state["step"] = step + 1
-    state |= {key: state[key] + int(batch.figures[key]) for key in ("samples", "sampled_tokens")}
+    state |= {key: state[key] + int(batch.figures[key]) for key in ("samples", "sampled_tokens")} | watches.signal.seen
     rates, _ = learning_rates(config, team.trained, step, state["decay_steps"])
     record = {"phase": "train", "step": step + 1, **rate_figures(rates), **step_figures(run.plan, batch, updates)}
     record |= {key: state[key] for key in ("samples", "sampled_tokens")} | run.clock.now()

@@ -18,6 +18,7 @@ RATING_FALL = 100  # Elo points below the best: odds of 1.8 to 1
 LITTLE_ENTROPY = 0.02  # nats per token
 NO_SIGNAL = 64  # samples that all earned the same, before a run of checkpoints ends
 SHOWN = 160  # characters of a response
+UNPAID = {"pays": [], "paid_samples": 0}  # of a checkpoint's state: the first two different rewards, and the samples looked at until then
 WHOLE = ("random", "before", "after", "swapped")  # tables of seats of a page; all others are under "pairs"
 
 
@@ -88,26 +89,26 @@ class SignalWatch:
       reward_of: (team pay, own pay) -> what a sample trains on.
       stops: whether the run ends when `NO_SIGNAL` samples have earned the same.
       rewarded: whether any model learns from rewards; if none does, equal ones are no news.
+      state: holds the keys of `UNPAID`, as `seen` was at a checkpoint; without them, as earlier versions wrote it, there was signal.
 
     Raises `TrainingError` from `look`.
     """
 
-    def __init__(self, say: Callable[[str], None], reward_of: Callable, stops: bool, rewarded: bool = True):
+    def __init__(self, say: Callable[[str], None], reward_of: Callable, stops: bool, rewarded: bool = True, state: Mapping = UNPAID):
         self._say, self._reward_of, self._stops, self._rewarded = say, reward_of, stops, rewarded
-        self._pays: set[float] = set()
-        self._samples, self._told = 0, False
+        self.seen, self._told = {key: state[key] for key in UNPAID if key in state}, False
 
     def look(self, step: int, batch: Any) -> None:
         """Looks at a step's batch, until two samples earned different rewards."""
-        if len(self._pays) > 1 or not self._rewarded:
+        if not self._rewarded or len(self.seen.get("pays", (0, 1))) > 1:
             return
-        pays = self._reward_of(batch.table.team, batch.table.local)[batch.table.where]
-        self._pays.update(pays.tolist())
-        self._samples += len(pays)
-        if len(self._pays) != 1:
+        pays = self._reward_of(batch.table.team, batch.table.local)[batch.table.where].tolist()
+        different, samples = sorted({*self.seen["pays"], *pays})[:2], self.seen["paid_samples"] + len(pays)
+        self.seen = {"pays": different, "paid_samples": samples}
+        if len(different) != 1:
             return
-        line = f"step {step}: all {self._samples} samples so far earned {next(iter(self._pays)):g}, so there is nothing to learn from them"
-        stops = self._stops and self._samples >= NO_SIGNAL
+        line = f"step {step}: all {samples} samples so far earned {different[0]:g}, so there is nothing to learn from them"
+        stops = self._stops and samples >= NO_SIGNAL
         if stops or not self._told:
             self._told = True
             line += said_by_roles(batch.rollout) + ". Make the task easier, the prompt clearer, or the pay graded"
@@ -116,11 +117,11 @@ class SignalWatch:
             self._say(line)
 
 
-def signal_watch(plan: Any, say: Callable[[str], None]) -> SignalWatch:
+def signal_watch(plan: Any, say: Callable[[str], None], state: Mapping = UNPAID) -> SignalWatch:
     """The watch of a run: one of checkpoints ends without signal, unless a teacher gives one (`distill_coef`)."""
     recipes = plan.recipes.values()
     stops = any(options.get("path") for options in plan.options.values()) and not any(recipe.distill_coef for recipe in recipes)
-    return SignalWatch(say, plan.recipe.reward_of, stops, any(recipe.policy_coef for recipe in recipes))
+    return SignalWatch(say, plan.recipe.reward_of, stops, any(recipe.policy_coef for recipe in recipes), state)
 
 
 def said_by_roles(rollout: Any) -> str:

@@ -1,14 +1,18 @@
 """A start of which every sample earns the same is told before the first update, and ends a run of checkpoints."""
 
 import contextlib
+import json
+import pathlib
 import types
 
 import numpy as np
 import pytest
 
 from marl_llm.algorithms import make_recipe
+from marl_llm.runs.building import restored
 from marl_llm.runs.command import TrainingError
-from marl_llm.runs.measuring import NO_SIGNAL, SignalWatch, signal_watch
+from marl_llm.runs.measuring import NO_SIGNAL, UNPAID, SignalWatch, signal_watch
+from marl_llm.training import CheckpointError
 
 RECIPE = make_recipe("grpo")
 
@@ -72,6 +76,31 @@ def test_one_other_reward_is_enough(first, second):
     watch.look(1, first)
     watch.look(2, second)
     watch.look(3, batch([0.0] * NO_SIGNAL))
+
+
+@pytest.mark.parametrize(
+    ("kept", "fits", "ends"),
+    [(["pays", "paid_samples"], [0.0, 1.0], False), ([], [0.0], False), (["pays", "paid_samples"], [1.0], True)],
+    ids=["signal before", "an earlier version's checkpoint", "none before"],
+)
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(kept, fits, ends):
+    plan = types.SimpleNamespace(recipe=RECIPE, recipes={"a": RECIPE}, options={"a": {"path": "x"}})
+    before = signal_watch(plan, print)
+    before.look(1, batch(fits * 4))
+    state = json.loads(json.dumps({key: before.seen[key] for key in kept}))
+    after = signal_watch(plan, print, state)
+    with pytest.raises(TrainingError, match=f"all {NO_SIGNAL} samples") if ends else contextlib.nullcontext():
+        after.look(2, batch([1.0] * (NO_SIGNAL - 4)))
+        after.look(3, batch([1.0] * NO_SIGNAL))
+
+
+@pytest.mark.parametrize("pays", [{"pays": "01"}, {"pays": 1}, {"pays": [1e300]}, {"paid_samples": -1}, {"paid_samples": None}])
+def test_rewards_of_a_strangers_checkpoint_are_told_by_their_file(pays):
+    counts = dict.fromkeys(("seed", "samples", "sampled_tokens", "wall_s", "cpu_s"), 0)
+    state = counts | {"step": 2, "silent": {}, "team": {}} | UNPAID | pays
+    stored = types.SimpleNamespace(directory=pathlib.Path("run"), state=lambda step: state, check=lambda step, like: None)
+    with pytest.raises(CheckpointError, match=r"run/2/state\.json: it cannot be taken over \(\w+: (pay|paid|.int. object is not iterable)"):
+        restored(types.SimpleNamespace(policies=dict), stored, 2)
 
 
 def test_samples_that_do_not_train_are_no_signal():

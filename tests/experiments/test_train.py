@@ -243,6 +243,19 @@ def test_d1_a_run_that_goes_on_asks_for_the_same_tasks_rates_and_state(tmp_path,
     assert untimed(tmp_path / "cut") == untimed(tmp_path / "whole")
 
 
+def test_a_checkpoint_keeps_which_rewards_there_were_and_the_watch_of_a_resumed_run_begins_there(tmp_path, run, monkeypatch):
+    path, config, states = tmp_path / "run", letters(), []
+    watch = loop.signal_watch
+    monkeypatch.setattr(loop, "signal_watch", lambda plan, say, state: states.append(dict(state)) or watch(plan, say, state))
+    for config.steps in (4, 6):
+        run(config, path)
+    kept = json.loads((path / "checkpoints" / "6" / "state.json").read_text())
+    pays = [{key: state[key] for key in measuring.UNPAID} for state in (*states, kept)]
+    assert pays[0] == measuring.UNPAID
+    assert pays[1] == pays[2]
+    assert (len(pays[1]["pays"]), pays[1]["paid_samples"]) == (2, 2)  # of the first step: it had two rewards
+
+
 def test_sigterm_while_processes_agree_on_a_step_stops_the_run_behind_the_next_one(tmp_path, monkeypatch, run):
     """It waits there for the others, so that is where most signals arrive."""
     from marl_llm.training import processes
