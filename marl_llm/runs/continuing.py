@@ -9,6 +9,7 @@ import time
 from marl_llm.runs.building import hardware_of
 from marl_llm.runs.command import ConfigError
 from marl_llm.runs.workdir import read_record, taken_over
+from marl_llm.untrusted import read_json_file
 
 
 def up_to(done: list[int], step: int | None) -> list[int]:
@@ -20,12 +21,28 @@ def up_to(done: list[int], step: int | None) -> list[int]:
     return [checkpoint for checkpoint in done if checkpoint <= step]
 
 
+def results_of(workdir: pathlib.Path, config, done: list[int]) -> dict | None:
+    """The final evaluation of a complete run: one whose newest checkpoint is its last, and which was evaluated there and reported.
+
+    None for a run that goes on. Raises `ConfigError` for an evaluation.json that cannot be read.
+    """
+    whole = done and done[-1] == config.steps and all((workdir / name).exists() for name in ("evaluation.json", "report.html"))
+    results = read_json_file(workdir / "evaluation.json", error=ConfigError) if whole else {}
+    return results if results.get("steps") == config.steps else None
+
+
 def goes_on(workdir: pathlib.Path, config, team, checkpoints, done: list[int] | None) -> None:
-    """After the first step of a run that continues: what it changed is recorded, and checkpoints behind its start are set aside."""
+    """After the first step of a run that continues: what it changed is recorded, and checkpoints behind its start are set aside.
+
+    What tells of an end that it had goes: until there is a new one, nobody takes that for the run's.
+    """
     from marl_llm.training import processes
 
     if done is not None and processes.leads():
         taken_over(workdir, config, hardware_of(team.mesh))
+        if not done or done[-1] < config.steps:
+            for name in ("evaluation.json", "outcomes.jsonl", "before_after.md"):
+                (workdir / name).unlink(missing_ok=True)
         if done:  # without one the run began anew, and checkpoint 0 is its own
             checkpoints.set_aside(done[-1])
 

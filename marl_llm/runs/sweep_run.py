@@ -19,7 +19,7 @@ from marl_llm.activity import Heartbeat, doing
 from marl_llm.runs import checks, loop
 from marl_llm.runs.building import begins_elsewhere, build_team, hardware_of, sources_of, start_jax
 from marl_llm.runs.command import ConfigError
-from marl_llm.runs.continuing import Stopwatch, goes_on
+from marl_llm.runs.continuing import Stopwatch, goes_on, results_of
 from marl_llm.runs.stopping import Stopping
 from marl_llm.runs.sweep_configs import SweptConfig
 from marl_llm.runs.train_run import Launch
@@ -89,7 +89,7 @@ def train_sweep(teams: Sequence[SweptConfig], out: pathlib.Path, launch: Launch 
         runs = [_open_run(swept, mesh, of_run, stop, opened) for swept, of_run in pairs]
         _check_alike(runs)
         continues = [_open_directory(run, launch, mesh) for run in runs]
-        if all(continues) and all(map(_is_complete, runs)):
+        if all(continues) and None not in [results_of(run.workdir, run.config, run.checkpoints.steps()) for run in runs]:
             print(f"{out} is complete", file=sys.stderr)
             return folders
         done = _steps_to_continue(runs, checkpoints.steps(), continues)
@@ -136,12 +136,6 @@ def _check_alike(runs: Sequence[loop.TrainingRun]) -> None:
 def _open_directory(run: loop.TrainingRun, launch: Launch, mesh: Any) -> bool:
     """Makes a run's directory, or recognises one that continues, which it returns."""
     return open_workdir(run.workdir, run.config, launch.config_file, hardware_of(mesh), run.plan.own_files, run.plan.headline)
-
-
-def _is_complete(run: loop.TrainingRun) -> bool:
-    """Whether a run has its last checkpoint, its evaluation and its report."""
-    files = all((run.workdir / name).exists() for name in ("evaluation.json", "report.html"))
-    return files and run.config.steps in run.checkpoints.steps()
 
 
 def _steps_to_continue(runs: Sequence[loop.TrainingRun], common: list[int], continues: Sequence[bool]) -> list[list[int] | None]:

@@ -17,11 +17,10 @@ from marl_llm.errors import DamagedError, TeacherError
 from marl_llm.runs import checks, command, trust
 from marl_llm.runs.building import begins_elsewhere, build_team, hardware_of, sources_of, start_jax, tools_of
 from marl_llm.runs.command import ConfigError, TrainingError
-from marl_llm.runs.continuing import Stopwatch, up_to
+from marl_llm.runs.continuing import Stopwatch, results_of, up_to
 from marl_llm.runs.loop import TrainingRun, learn
 from marl_llm.runs.stopping import GRACE_S, Stopping
 from marl_llm.runs.workdir import open_workdir, process_log
-from marl_llm.untrusted import read_json_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +92,9 @@ def train_run(config: config_dict.ConfigDict, workdir: pathlib.Path, launch: Lau
         continues, done = processes.from_first(open_directory)
         done = up_to(done, launch.step)
         processes.check_shared(workdir)
-        if done and done[-1] == config.steps and (workdir / "evaluation.json").exists() and (workdir / "report.html").exists():
+        if (results := results_of(workdir, config, done)) is not None:
             print(f"{workdir} is complete; its report is {workdir / 'report.html'}", file=sys.stderr)
-            return read_json_file(workdir / "evaluation.json", error=ConfigError)
+            return results
         try:
             stopping = Stopping(checkpoints, again, launch.grace_s)
             with process_log(workdir), stopping as stop, checkpoints, build_team(plan, config, mesh, teachers=teachers) as team:

@@ -154,7 +154,7 @@ def _alarms(train: Sequence[Record], records: Sequence[Record], ended: Any) -> l
         keys, step = ", ".join(map(str, broken[0]["non_finite"])), broken[0].get("step", "?")
         alarms.append(f"Lines of metrics.jsonl with NaN or infinity: {len(broken)}, first at step {step}: {keys}.")
     now = train[-1].get("step") if train else None
-    if is_number(ended) and is_number(now) and now > ended:
+    if is_number(ended) and is_number(now) and now > ended:  # earlier versions left it there
         alarms.append(f"evaluation.json tells of the run as it was at step {ended}; it has gone on to step {now} since.")
     return alarms
 

@@ -129,10 +129,10 @@ def run(monkeypatch):
     monkeypatch.setattr(run_files, "REPORT_S", 0.0)
     teams = []
 
-    def once(config, path, figures_of=lambda model, call: {}, game_dir=None):
+    def once(config, path, figures_of=lambda model, call: {}, game_dir=None, step=None):
         let_go()
         monkeypatch.setattr(train_run, "build_team", lambda plan, config, mesh, **_: teams.append(FakeTeam(plan, figures_of)) or teams[-1])
-        results = train_run.train_run(config, path, train_run.Launch("letters.py", "", game_dir))
+        results = train_run.train_run(config, path, train_run.Launch("letters.py", "", game_dir, step=step))
         return results, teams[-1] if teams else None
 
     once.teams = teams
@@ -301,6 +301,34 @@ def test_c15_a_finished_run_goes_on_with_more_steps(tmp_path, capsys, run):
     assert lines(path)[-3:] == [("train", 7), ("train", 8), ("eval", 8)]
     with pytest.raises(ConfigError, match=r"config\.steps: 8 -> 6"):
         run(letters(), path)
+
+
+@pytest.mark.parametrize("step", [None, 4], ids=["with more steps", "from an earlier checkpoint"])
+def test_a_finished_run_that_is_killed_in_another_evaluation_makes_it_when_it_goes_on(tmp_path, run, monkeypatch, step):
+    path, config = tmp_path / "run", letters()
+    run(config, path)
+    config.steps = 6 if step else 8
+    ends = [path / name for name in ("evaluation.json", "outcomes.jsonl", "before_after.md")]
+    ends[2].touch()  # as a hosted run has it
+    with monkeypatch.context() as kill:
+        kill.setattr(loop, "final_evaluation", lambda _: sys.exit(143))
+        with pytest.raises(SystemExit):
+            run(config, path, step=step)
+        assert not any(end.exists() for end in ends)
+    results, team = run(config, path)
+    assert [x[0] for x in team.log if x[0] in ("play", "evaluate")] == ["evaluate"] * 6  # as many tables of seats
+    assert results == json.loads(ends[0].read_text())
+    assert results["steps"] == config.steps
+
+
+def test_an_evaluation_of_another_step_that_an_earlier_version_left_is_made_anew(tmp_path, run):
+    path = tmp_path / "run"
+    run(letters(), path)
+    old = (path / "evaluation.json").read_text()
+    (path / "evaluation.json").write_text(json.dumps(json.loads(old) | {"steps": 4}))
+    results, team = run(letters(), path)
+    assert results["steps"] == json.loads((path / "evaluation.json").read_text())["steps"] == 6
+    assert team.log[-1] == "closed"
 
 
 def test_the_warm_up_is_taken_once_and_its_plays_come_again(tmp_path, run):

@@ -142,6 +142,18 @@ def test_an_interrupted_sweep_goes_on_from_the_checkpoint_that_all_teams_have(sw
         assert list(map(figures, read_metrics(tmp_path / "out" / name))) == [numbers(figures(line)) for line in read_metrics(out / name)]
 
 
+def test_a_sweep_with_an_evaluation_of_another_step_is_not_complete(swept, tmp_path, monkeypatch, capsys):
+    out = shutil.copytree(swept[0], tmp_path / "out")
+    trained = []
+    monkeypatch.setattr(sweep_run, "_train", lambda runs, done, devices: trained.append(done))
+    for steps in (2, 1):
+        path = out / NAMES[1] / "evaluation.json"
+        path.write_text(json.dumps(read_json_file(path) | {"steps": steps}))
+        sweep_run.train_sweep(sweep_configs(tiny(), VARIED), out)
+        assert ("is complete" in capsys.readouterr().err) == (steps == 2)
+    assert trained == [[[0, 1, 2]] * len(NAMES)]
+
+
 def test_the_table_has_a_row_for_each_setting_with_both_seeds(swept):
     out, _, _ = swept
     text = summary(sweep_configs(tiny(), VARIED), {name: out / name for name in NAMES})
