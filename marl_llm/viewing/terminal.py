@@ -39,9 +39,10 @@ def play_text(run: StoredRun, name: str, color: bool = False) -> str:
     for number, step in enumerate(play["steps"]):
         call = run.call(name, number)
         paint = f"\033[{_COLORS[roles.index(step['role']) % len(_COLORS)]}m" if color else ""
-        lines += ["", f"{paint}[{number}] turn {step['turn']} {step['role']} read{_PLAIN * color}", _indented(call["prompt"])]
+        read = visible(f"[{number}] turn {step['turn']} {step['role']} read")
+        lines += ["", f"{paint}{read}{_PLAIN * color}", _indented(call["prompt"])]
         for response, text in zip(step["responses"], call["texts"]):
-            parts = " ".join(f"{part}={value:+.2f}" for part, value in response["components"].items())
+            parts = visible(" ".join(f"{part}={value:+.2f}" for part, value in response["components"].items()))
             marks = "" if response["well_formed"] else ", malformed"
             chosen = "said" if response["chosen"] else "could have said"
             pay = f"team {response['team']:+.2f}, local {response['local']:+.2f}{marks}; {parts}"
@@ -56,7 +57,7 @@ def _indented(text: str) -> str:
 
 
 def _tool(use: dict[str, Any]) -> list[str]:
-    lines = ["", f"    tool {use['node']} ({use['seconds']:.2f} s)"]
+    lines = ["", f"    tool {visible(use['node'])} ({use['seconds']:.2f} s)"]
     for word, fields in (("read", use.get("reads", {})), ("wrote", use["writes"])):
         lines += [f"      {word} {visible(key)}: {visible(value)}" for key, value in fields.items()]
     return lines

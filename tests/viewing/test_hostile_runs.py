@@ -163,6 +163,26 @@ class Elements(html.parser.HTMLParser):
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)></pre>]]>--><svg onload=alert(1)>\"'`javascript:\u2028"
 
 
+def with_texts(value, added):
+    """The value with a text added to each of its texts and names, but for those of the schema."""
+    if isinstance(value, dict):
+        own = ("guide", "walker", "goal", "format", "where", "seen", "a", "b")
+        return {key + added if key in own else key: with_texts(item, added) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_texts(item, added) for item in value]
+    return value + added if isinstance(value, str) and value not in ("train", "after", "eval", "success", "failed") else value
+
+
+def test_no_text_of_a_run_reaches_a_terminal_as_a_command(folder):
+    for name in FILES:
+        lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        (folder / name).write_text("".join(json.dumps(with_texts(line, "\x1b]52;c;eA==\x07\x9b2J\u202e")) + "\n" for line in lines))
+    run = StoredRun(folder)
+    said = "\n".join([list_text(run), *(play_text(run, row["id"]) for row in run.rows())])
+    assert said.count("␛") >= 100
+    assert not set(said) & set("\x1b\x07\x9b\u202e")
+
+
 def test_no_text_of_a_run_becomes_an_element_wherever_it_stands(folder):
     def hostile(value):
         if isinstance(value, dict):
