@@ -79,8 +79,12 @@ def _names(records: Records, pattern: str) -> list[str]:
 def column(records: Records, key: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps and values of `key`, NaN where a record has a null or what no chart can hold; records without the key are left out."""
     rows = [r for r in records if key in r and is_number(r.get("step")) and abs(r["step"]) < _MOST]
-    values = [float(r[key]) if is_number(r[key]) and abs(r[key]) < _MOST else np.nan for r in rows]
-    return np.array([r["step"] for r in rows], int), np.array(values, float)
+    return np.array([r["step"] for r in rows], int), np.array([_drawable(r[key]) for r in rows], float)
+
+
+def _drawable(value: Any) -> float:
+    """A figure; NaN for what no chart can hold."""
+    return float(value) if is_number(value) and abs(value) < _MOST else np.nan
 
 
 def _line(records: Records, key: str, label: str, color: int, kind: str = "smooth", dashed: bool = False) -> list[Line]:
@@ -102,7 +106,7 @@ def gap_bounds(train: Records) -> dict[str, float]:
 def _evaluated(evaluated: Records) -> list[Line]:
     """The evaluation curve with its intervals."""
     whole = [r for r in evaluated if "success" in r]
-    low, high = ([r[key] if is_number(r.get(key)) else np.nan for r in whole] for key in ("success_low", "success_high"))
+    low, high = ([_drawable(r.get(key)) for r in whole] for key in ("success_low", "success_high"))
     lines = _line(whole, "success", "evaluation, fresh instances", 0, "marks")
     if lines and len(lines[0].steps) == len(whole) and np.isfinite(low).any():
         lines = [dataclasses.replace(lines[0], band=(np.array(low, float), np.array(high, float)))]
@@ -110,16 +114,16 @@ def _evaluated(evaluated: Records) -> list[Line]:
 
 
 def learning_charts(
-    train: Records, evaluated: Records, warm: Records, floor: float | None, headline: str = "success"
+    train: Records, evaluated: Records, warm: Records, floor: Any, headline: str = "success"
 ) -> list[Chart]:
-    """The headline, turns, supervised warm-up, and the rewards of each role."""
+    """The headline, turns, supervised warm-up, and the rewards of each role; `floor` is the success of random play, if it is a number."""
     success = _line(train, "success", "sampled, while training", 1) + _evaluated(evaluated)
     caption = "Share of episodes that reach the goal." if headline == "success" else f"Mean {title(headline)} over episodes."
     caption += " Thick: training episodes, moving mean." + (" Band: 95 % interval." if any(line.band for line in success) else "")
     turns = _line(train, "turns", "sampled, while training", 1) + _line(evaluated, "turns", "evaluation", 0, "marks")
     charts = [
         Chart("success", title(headline), caption,
-              tuple(success), share=True, levels=() if floor is None else ((floor, "random play"),),
+              tuple(success), share=True, levels=() if np.isnan(_drawable(floor)) else ((float(floor), "random play"),),
               absent="metrics.jsonl holds no number under `success` in its train or eval lines."),
         Chart("turns", "Turns used", "Mean number of turns in an episode; fewer is better once success is high.", tuple(turns),
               unit="turns", absent="metrics.jsonl holds no number under `turns` in its train or eval lines."),

@@ -57,8 +57,8 @@ def _page(value: dict[str, Any]) -> str:
 
 
 def inert(value: Any) -> str:
-    """JSON that ends no script element, whatever its texts hold."""
-    text = json.dumps(value)
+    """JSON that ends no script element, whatever its texts hold. Raises `ValueError` for NaN and infinity, which no browser reads."""
+    text = json.dumps(value, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

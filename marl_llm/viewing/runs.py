@@ -18,7 +18,7 @@ from typing import IO, Any
 from marl_llm.old_names import convert_evaluation, convert_line
 from marl_llm.reporting import episodes, files, metrics
 from marl_llm.reporting.formats import is_number
-from marl_llm.untrusted import open_file, parse_json, read_json_file
+from marl_llm.untrusted import LARGEST_REWARD, check_number, open_file, parse_json, read_json_file
 
 SHOWN = 4000  # characters of a response that a play brings with it; the call brings the rest
 LONGEST_TITLE = 120
@@ -109,11 +109,16 @@ def read_object(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _read_play(line: bytes, where: str) -> dict[str, Any]:
-    """A play that follows the schema, so that all who show it know its types."""
+    """A play that follows the schema, so that all who show it know its types, with rewards that can be added up."""
     play = read_object(line, where)
     try:
         episodes.validate_episode(play)
-    except episodes.EpisodeError as error:
+        check_number(play.get("score", 0.0), "score", -LARGEST_REWARD, LARGEST_REWARD)
+        for i, step in enumerate(play["steps"]):
+            for response in step["responses"]:
+                for name, reward in (*((key, response[key]) for key in ("team", "local")), *response["components"].items()):
+                    check_number(reward, f"steps[{i}], {ascii(name):.60}", -LARGEST_REWARD, LARGEST_REWARD)
+    except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
     return play
 
@@ -289,7 +294,8 @@ class StoredRun:
         scores: dict[str, dict[int, list[float]]] = {}
         for record in self._ends:
             seats, task, score = (record.get(key) for key in ("seats", "task", "score"))
-            if not record.get("aborted") and isinstance(seats, str) and type(task) is int and is_number(score):
+            known = isinstance(seats, str) and type(task) is int and is_number(score) and abs(score) <= LARGEST_REWARD
+            if known and not record.get("aborted"):
                 scores.setdefault(seats, {}).setdefault(task, []).append(score)
         return {seats: {task: sum(x) / len(x) for task, x in tasks.items()} for seats, tasks in scores.items()}
 

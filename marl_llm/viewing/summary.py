@@ -50,7 +50,7 @@ def summary(run: StoredRun, rows: Sequence[Record]) -> dict[str, Any]:
     before, after = (_part(parts, evaluated, name) for name in ("before", "after"))
     roles = sorted({*charts.roles_of([*train, *evaluated]), *(role for row in rows for role in row["paid"])})
     floor = parts.get("random", {}).get("success")
-    learning = charts.learning_charts(train, evaluated, warm, float(floor) if is_number(floor) else None, metric)
+    learning = charts.learning_charts(train, evaluated, warm, floor, metric)
     health = charts.health_charts(train, evaluated, warm, roles)
     graph, fault = _graph(run.path)
     pay = evaluation.get("pay")

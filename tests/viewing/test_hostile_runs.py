@@ -163,6 +163,51 @@ class Elements(html.parser.HTMLParser):
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)></pre>]]>--><svg onload=alert(1)>\"'`javascript:\u2028"
 
 
+def with_numbers(value, numbers):
+    """The value with these numbers in place of all that stand under their names."""
+    if isinstance(value, dict):
+        return {key: numbers.get(key, x) if not isinstance(x, dict | list) else with_numbers(x, numbers) for key, x in value.items()}
+    if isinstance(value, list):
+        return [with_numbers(item, numbers) for item in value]
+    return value
+
+
+HUGE = 1.7e308
+
+
+@pytest.mark.parametrize(
+    ("numbers", "place"),
+    [
+        ({"score": HUGE}, "score"),
+        ({"team": -HUGE}, "'team'"),
+        ({"local": HUGE}, "'local'"),
+        ({"goal": HUGE}, "'goal'"),
+        ({"success": HUGE, "seconds": HUGE}, ""),
+        ({"success_low": -HUGE, "success_high": HUGE, "difference": -HUGE}, ""),
+        ({"role/guide/reward": -HUGE, "wall_s": HUGE}, ""),
+    ],
+)
+def test_numbers_that_no_sum_holds_leave_the_rest_of_the_page(folder, numbers, place):
+    curve = [{"phase": "eval", "step": step, "success": 0.5, "success_low": 0.4, "success_high": 0.6, "wall_s": 1.0} for step in range(3)]
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in curve)
+    plays = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
+    longer = [play | {"episode": f"long{i}", "turns": 2} for i, play in enumerate(plays[:2])]
+    (folder / "episodes.jsonl").write_text("".join(json.dumps(play) + "\n" for play in (*plays, *longer)))
+    for name in (*FILES, "evaluation.json"):
+        lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        lines += lines if name == "outcomes.jsonl" else []
+        (folder / name).write_text("".join(json.dumps(with_numbers(line, numbers)) + "\n" for line in lines))
+    write_report(folder, pictures=not place)
+    shown, faults, *pages = look_at(folder)
+    assert len(shown) == (0 if place else 6)
+    assert [fault for fault in faults if "episodes.jsonl, line " not in fault or place not in fault] == []
+    assert len(faults) == 6 - len(shown)
+    assert not any("Infinity" in page.split('id="data">')[1].split("</script>")[0] for page in pages)
+    with contextlib.suppress(ViewError):
+        json.dumps(compared(StoredRun(folder), StoredRun(folder)), allow_nan=False)
+
+
 def with_texts(value, added):
     """The value with a text added to each of its texts and names, but for those of the schema."""
     if isinstance(value, dict):
