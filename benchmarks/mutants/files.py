@@ -44,6 +44,9 @@ FAULTS = {
         "a search does not normalise": ('unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())', "text.lower()"),
         "a search looks at the names of fields": ("yield from _texts(item)", "yield from _texts(item)\n        yield from value if isinstance(value, Mapping) else ()"),
     },
+    ("marl_llm/viewing/onefile.py", RUNS): {
+        "no play is all plays": ("    if most < 1:\n", "    if False:\n"),
+    },
     ("marl_llm/viewing/terminal.py", HOSTILE): {
         "a role's name is obeyed by the terminal": ("visible(f\"[{number}] turn {step['turn']} {step['role']} read\")", "f\"[{number}] turn {step['turn']} {step['role']} read\""),
         "a tool's name is obeyed by the terminal": ("visible(use['node'])", "use['node']"),

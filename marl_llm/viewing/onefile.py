@@ -38,7 +38,12 @@ def write_report(workdir: files.Path, pictures: bool = True) -> pathlib.Path:
 
 
 def one_file(runs: Sequence[StoredRun], most: int = MOST) -> str:
-    """The page with its script, its style and the data of these runs. Of a run with more plays, the last `most`."""
+    """The page with its script, its style and the data of these runs. Of a run with more plays, the last `most`.
+
+    Raises `ViewError` for a `most` below 1.
+    """
+    if most < 1:
+        raise ViewError(f"most={most}: the last plays of each run are kept, so put a number from 1 on")
     return _page(_data(runs, most))
 
 
@@ -93,7 +98,7 @@ class Inline:
 
 
 def view(*runs: files.Path, height: int = 640, most: int = 200) -> Inline:
-    """Runs inline in a notebook: the last `most` plays of each. Raises `ViewError` for a directory that is no run."""
+    """Runs inline in a notebook: the last `most` plays of each. Raises `ViewError` for a directory that is no run and a `most` below 1."""
     if not runs:
         raise ViewError("view needs a run directory, e.g. marl_llm.view('runs/first')")
     return Inline([StoredRun(run) for run in runs], height, most)

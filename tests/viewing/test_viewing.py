@@ -189,6 +189,16 @@ def test_one_file_holds_the_last_plays_whole_and_the_command_says_how_many(folde
         assert list(of["play"]) == names
 
 
+@pytest.mark.parametrize("most", [0, -2])
+def test_fewer_plays_than_one_are_refused_before_a_file_is_written(folder, tmp_path, capsys, most):
+    page = tmp_path / "page.html"
+    assert main([str(folder), f"--html={page}", f"--most={most}"]) == 2
+    assert capsys.readouterr().err == f"error: most={most}: the last plays of each run are kept, so put a number from 1 on\n"
+    assert not page.exists()
+    with pytest.raises(ViewError, match="from 1 on"):
+        marl_llm.view(folder, most=most)
+
+
 def test_the_command_prints_plays_in_a_terminal_with_control_characters_made_visible(folder, capsys, tmp_path):
     assert main([str(folder), "--text", "--search", "task 1"]) == 0
     assert "one: 1 plays" in capsys.readouterr().out
