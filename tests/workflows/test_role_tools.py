@@ -35,7 +35,9 @@ def asked(name, **arguments):
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def play(answers, n=1, tools=(TOOL,), **options):
+def play(answers, n=1, tools=None, **options):
+    tools = (TOOL,) if tools is None else tools
+
     class Chats(Says):
         async def generate(self, request):
 
