@@ -57,7 +57,7 @@ def test_a_student_nears_a_teacher_of_another_tokenizer(checkpoints, tmp_path):
     assert kl[-3:].mean() < 0.5 * kl[:3].mean(), kl
     np.testing.assert_allclose(kl, gap, rtol=1e-5)
     assert 0 < long.mean() < 1
-    assert unread[-3:].mean() < unread[:3].mean() + 0.1, unread  # what the teacher cannot read is no way out
+    assert unread[-3:].mean() < 0.6, unread  # what the teacher cannot read is no way out: as one it is .86, else .2 to .35
 
 
 def test_who_teaches_by_spans_is_named_and_reads_by_its_own_template(checkpoints):
