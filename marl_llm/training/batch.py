@@ -234,17 +234,22 @@ def columns_of(tokens: Tokens, table: Samples) -> Samples:
 
 
 def check_ids(tokens: Tokens, table: Samples, vocabularies: Sequence[int]) -> None:
-    """Raises `ValueError` for a token, of a record, that is none of its model's: XLA would read another one's logit without a word.
+    """Raises `ValueError` for a token of a file that its model does not have: XLA would read another one's logit without a word.
 
     `vocabularies`: number of tokens of each agent's model. Ids on the devices were drawn there and are not looked at.
     """
-    trained = np.flatnonzero(table.where) if isinstance(tokens.ids, np.ndarray) else ()
-    sizes = np.asarray(vocabularies)[table.agent[trained]] if len(trained) else np.ones(1)
-    if not len(trained) or tokens.ids.max() < sizes.min():
+    if not isinstance(tokens.ids, np.ndarray) or not np.any(table.where):
+        return
+    trained = np.flatnonzero(table.where)
+    sizes = np.asarray(vocabularies)[table.agent[trained]]
+    arrays = [x for x in (tokens.ids, tokens.kept_ids) if x is not None]
+    if max(x.max() for x in arrays) < sizes.min():
         return
     for size, sample in zip(sizes.tolist(), tokens.samples(trained)):
-        if (largest := max(sample.prompt.max(), sample.response.max())) >= size:
-            raise ValueError(f"sample {sample.name!r} has the token {largest}, and its model has {size}: was it drawn by another model?")
+        arrays = [x for x in (sample.prompt, sample.response, sample.kept_ids) if x is not None]
+        if (largest := max(x.max() for x in arrays)) >= size:
+            who = repr(sample.name) if sample.name else "a sample"
+            raise ValueError(f"{who} has the token {largest}, outside its model's vocabulary of {size}: was it drawn by another model?")
 
 
 def staleness(batch: Batch, plays: Bool[np.ndarray, "N"], version: int) -> float:

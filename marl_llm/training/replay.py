@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from marl_llm.algorithms import Recipe, Samples
-from marl_llm.training.batch import Batch, Plays
+from marl_llm.training.batch import Batch, Plays, check_ids
 from marl_llm.training.packing import Tokens
 from marl_llm.training.play_options import PlayOptions
+from marl_llm.training.recorded import ROUNDING
 from marl_llm.training.refills import grouping_conflict
 from marl_llm.training.update import compute_advantages
 from marl_llm.untrusted import check_count
@@ -37,7 +38,6 @@ RENUMBERED = ("env", "trajectory")  # columns whose numbers mean something withi
 TOKEN_ARRAYS = {field.name for field in dataclasses.fields(Tokens)} - {"names", "shape", "joint"}
 FLOATS = {"team", "local", "credit", "kl", "running", "log_probs"}  # float32; MASKS: bool; all other arrays and columns: int32
 MASKS = {"where", "played", "team_where", "truncated"}
-ROUNDING = 0.01  # a log-prob above 0 by less is one of 0
 
 
 def replay_conflict(
@@ -99,6 +99,11 @@ class KeptTask:
     def tokens(self) -> Tokens:
         """Of its samples."""
         return Tokens(**{name: x for name, x in self.arrays.items() if name in TOKEN_ARRAYS})
+
+    @property
+    def table(self) -> Samples:
+        """Its columns as an update reads them. Raises `TypeError` for a column that is missing, or that no table has."""
+        return Samples(**{name: x for name, x in self.columns.items() if name != "version"})
 
     @property
     def columns(self) -> dict[str, np.ndarray]:
@@ -164,7 +169,7 @@ class Replay:
     """
 
     def __init__(self, play: PlayOptions, recipes: Sequence[Recipe], vocabularies: Sequence[int], **beside: bool):
-        self.limit, self._recipe, self._vocabularies = play.replay, recipes[0], np.asarray(vocabularies)
+        self.limit, self._recipe, self._vocabularies = play.replay, recipes[0], vocabularies
         for recipe in recipes:
             if why := replay_conflict(self.limit, recipe, max_staleness=play.max_staleness, oversample=play.oversample, **beside):
                 raise WorkflowError(why)
@@ -212,18 +217,10 @@ class Replay:
             if len({task.number for task in tasks}) < len(tasks) or any(task.step >= step for task in tasks):
                 raise ValueError(f"replay: tasks before step {step} must be distinct and of earlier steps")
             for task in tasks:
-                self._check_ids(task)
-
-    def _check_ids(self, task: KeptTask) -> None:
-        """Raises `IndexError` for a task of roles or of tokens that the team does not have."""
-        agents, samples = task.columns["agent"], task.tokens.samples(range(len(task.tokens)))
-        if np.any(agents < 0):
-            raise IndexError(f"replay: task {task.number} names a role below 0")
-        for size, sample in zip(self._vocabularies[agents], samples):
-            kept = np.zeros(0, np.int32) if sample.kept_ids is None else sample.kept_ids.ravel()
-            ids = np.concatenate([sample.prompt, sample.response, kept])
-            if np.any(ids >= size):
-                raise IndexError(f"replay: a sample of task {task.number} has a token outside its model's vocabulary of {size}")
+                agents = task.table.agent
+                if np.any((agents < 0) | (agents >= len(self._vocabularies))):
+                    raise ValueError(f"replay: task {task.number} names a role that the team does not have")
+                check_ids(task.tokens, task.table, self._vocabularies)
 
 
 def _restored(number: Any, step: Any, times: Any, arrays: Mapping[str, np.ndarray]) -> KeptTask:
@@ -232,16 +229,14 @@ def _restored(number: Any, step: Any, times: Any, arrays: Mapping[str, np.ndarra
     task = KeptTask(**{name: check_count(x, f"replay: {name} of a task") for name, x in counts.items()}, arrays=arrays)
     for name, x in arrays.items():
         _check_array(f"replay: {name} of task {number}", name, x)
-    tokens, columns = task.tokens, task.columns
-    del columns["version"]
-    Samples(**columns)  # raises `TypeError` for a column that is missing, or that none has
+    tokens, table = task.tokens, task.table
     alike = {len(x) for name, x in arrays.items() if name not in ("ids", "log_probs", "kept_ids")}
     places = np.concatenate([tokens.ids, tokens.prompt_at, tokens.prompt_size, tokens.response_at, tokens.size, arrays["version"]])
     does_fit = alike == {len(tokens)} and np.all(tokens.prompt_at + tokens.prompt_size <= len(tokens.ids) - len(tokens.log_probs))
-    does_fit &= all(np.all((columns[name] >= 0) & (columns[name] < len(tokens))) for name in RENUMBERED)
+    does_fit &= all(np.all((arrays[name] >= 0) & (arrays[name] < len(tokens))) for name in RENUMBERED)
     if not does_fit or np.any(places < 0) or np.any(tokens.response_at + tokens.size > len(tokens.log_probs)):
         raise ValueError(f"replay: the arrays of task {number} do not fit each other")
-    if np.any(columns["instance"] != number):
+    if np.any(table.instance != number):
         raise ValueError(f"replay: the samples of task {number} are another's")
     return task
 
