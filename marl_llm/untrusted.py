@@ -290,6 +290,11 @@ def read_json_file(
     return parse_json(read_file(path, bounds.size, error), os.fspath(path), kind, bounds, error)
 
 
+def is_bounded_number(value: Any) -> bool:
+    """Whether somebody's value is a number, and small enough that float32 holds its square."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_REWARD
+
+
 def check_number(value: Any, name: str, low: float | int = -LARGEST, high: float | int = LARGEST) -> float:
     """A number of a file as a float. Raises `ValueError` for another kind of value and outside of `[low, high]`; `name` says where it is.
 

@@ -54,7 +54,7 @@ FAULTS = {
     ("marl_llm/viewing/runs.py", HOSTILE): {
         "plays of other types are shown": ("episodes.validate_episode(play)", "play", HOSTILE),
         "tokens of other types are shown": ("episodes.validate_tokens(tokens, play)", "play", HOSTILE),
-        "scores of any size are averaged": (' and abs(score) <= LARGEST_REWARD', ""),
+        "scores of any size are averaged": ('is_bounded_number(score)', "isinstance(score, int | float)"),
         "rewards of any size are added up": ('check_number(reward, f"steps[{i}], {ascii(name):.60}", -LARGEST_REWARD, LARGEST_REWARD)', "pass"),
     },
     ("marl_llm/viewing/charts.py", HOSTILE): {

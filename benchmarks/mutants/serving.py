@@ -60,7 +60,6 @@ FAULTS = {
         "usage is told unasked": ("        if self._request.usage:\n", "        if True:\n"),
         "an answer has no total of tokens": ("\"total_tokens\": prompt + drawn", "\"total_tokens\": drawn"),
         "greedy is temperature one": ("fields.get(\"temperature\") == 0, kind", "fields.get(\"temperature\") == 1, kind"),
-        "a reward may be huge": ("abs(value) < LARGEST_REWARD", "abs(value) < 1e300"),
         "an endless top_p is taken": ("options.keys() & {\"temperature\", \"top_p\"}", "options.keys() & {\"temperature\"}"),
         "rewards alone pay nobody": ("if not (\"reward\" in fields or by_model)", "if not (\"reward\" in fields)"),
         "messages to completions are ignored": ("(\"messages\", *OF_CHATS) if kind", "OF_CHATS if kind"),
@@ -219,6 +218,9 @@ FAULTS = {
         "a prompt of any length is encoded": ("> MOST_CHARACTERS * most:", "> 10**9:"),
         "a request may ask for more than the lane holds": ("min(options.max_tokens or self.max_tokens, self.max_tokens)", "options.max_tokens or self.max_tokens"),
         "a version that is given is not told": ("done.version if self.version is None else self.version", "done.version"),
+    },
+    ("marl_llm/untrusted.py", "tests/serving/test_serving.py"): {
+        "a reward may be huge": ("abs(value) < LARGEST_REWARD", "abs(value) < 1e300"),
     },
     ("marl_llm/untrusted.py", "tests/test_untrusted.py"): {
         "a truth value is a number": ("isinstance(value, bool) or not isinstance(value, int | float)", "not isinstance(value, int | float)"),

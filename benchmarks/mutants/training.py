@@ -61,8 +61,10 @@ FAULTS = {
         "advantages of replayed samples are written to fresh plays": ("else advantages[: len(samples)])", "else advantages)"),
         "a sampler needs no correction": ("(recipe.rollout_correction == \"none\", \"samples", "(False, \"samples"),
     },
+    ("marl_llm/workflows/samples.py", T + "test_untrained_roles.py"): {
+        "the pay of untrained roles is lost in hosted play": ("return trained + [", "return trained or ["),
+    },
     (R + "batch.py", T + "test_untrained_roles.py"): {
-        "the pay of untrained roles is lost in hosted play": ("rest = [number for number, sample in enumerate(table.samples) if sample.played and not sample.where]", "rest = []"),
         "the pay of untrained roles is lost in compiled play": ("        played=spread(rows.where),\n", ""),
         "a record may hold any token": ("if max(x.max() for x in arrays) < sizes.min():", "if True:"),
     },

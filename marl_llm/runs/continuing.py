@@ -34,7 +34,7 @@ def results_of(workdir: pathlib.Path, config, done: list[int]) -> dict | None:
 def goes_on(workdir: pathlib.Path, config, team, checkpoints, done: list[int] | None) -> None:
     """After the first step of a run that continues: what it changed is recorded, and checkpoints behind its start are set aside.
 
-    What tells of an end that it had goes: until there is a new one, nobody takes that for the run's.
+    The evaluation of an earlier end is removed: nobody may take it for that of the longer run.
     """
     from marl_llm.training import processes
 

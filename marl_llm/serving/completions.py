@@ -15,7 +15,7 @@ from marl_llm.serving.policy import Answer, PolicyReply, TokenIds
 from marl_llm.serving.scored_prompts import PromptScoring, read_scoring
 from marl_llm.serving.tool_messages import read_messages, read_tool_use
 from marl_llm.tools.chat import ChatReply, Options
-from marl_llm.untrusted import LARGEST_REWARD, Bounds, read_json
+from marl_llm.untrusted import Bounds, is_bounded_number, read_json
 
 MAX_BODY = 4 << 20  # bytes
 BOUNDS = Bounds(size=MAX_BODY, values=100_000)
@@ -175,17 +175,13 @@ def read_reward(body: bytes, models: Mapping[str, Answer]) -> dict[str, Any]:
     by_model = fields.get("rewards", {})
     if not ("reward" in fields or by_model) or set(fields) - {"reward", "rewards", "task"}:
         raise ValueError('a JSON object is expected, like {"reward": 1.0} or {"rewards": {"coder": 1.0}}, perhaps with a "task"')
-    if not isinstance(by_model, dict) or not all(map(_is_reward, [fields.get("reward", 0), *by_model.values()])):
+    if not isinstance(by_model, dict) or not all(map(is_bounded_number, [fields.get("reward", 0), *by_model.values()])):
         raise ValueError("a reward is a finite number")
     if strange := [name for name in by_model if name not in models]:
         raise ValueError(f"there is no model {strange[0]!r:.100}; there are {', '.join(models)}")
     if not isinstance(fields.get("task", ""), str):
         raise ValueError("task is a text")
     return fields
-
-
-def _is_reward(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_REWARD
 
 
 def listed_log_probs(drawn: list[dict[str, Any]], kind: str, top: int) -> dict[str, Any]:

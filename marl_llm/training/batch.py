@@ -206,17 +206,16 @@ def _dense(*columns: np.ndarray) -> np.ndarray:
 def from_table(table: SampleTable, budgets: Int[np.ndarray, "N"] | None = None) -> tuple[Tokens, Samples]:
     """Tokens and columns of the rows of a hosted rollout that are trained on, and behind them of the other rows of whole plays, whose
     rewards count in returns; of these the tokens are left out. `budgets`: the most tokens that each agent may say."""
-    trained = [number for number, sample in enumerate(table.samples) if sample.where]
-    rest = [number for number, sample in enumerate(table.samples) if sample.played and not sample.where]
-    chosen = [table[number] for number in (*trained, *rest)]
+    order = table.in_batch_order()
+    chosen = [table[number] for number in order]
     samples = [
         TokenSample(s.prompt_ids, s.response_ids, table.log_probs(n), s.name, s.call.kept_ids) if s.where else TokenSample(*NO_TEXT, s.name)
-        for n, s in zip((*trained, *rest), chosen)
+        for n, s in zip(order, chosen)
     ]
     tokens = Tokens.of(samples)
     all_columns = table.to_samples()
     columns = {f.name: getattr(all_columns, f.name) for f in dataclasses.fields(Samples)}
-    columns = {name: np.asarray(x)[trained + rest] for name, x in columns.items() if x is not None}
+    columns = {name: np.asarray(x)[order] for name, x in columns.items() if x is not None}
     truncated = np.asarray([s.call.truncated for s in chosen], bool)
     columns |= {"instance": np.asarray([s.instance for s in chosen], np.int32), "truncated": truncated}
     return tokens, Samples(**columns | ({} if budgets is None else {"budget": budgets[columns["agent"]]}))

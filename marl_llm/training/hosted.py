@@ -279,8 +279,8 @@ class HostedTeam(Team):
         samples = sample_table(rollout)
         tokens, table = from_table(samples, self.budgets)
         trained = samples.trained()
-        version = np.zeros(len(tokens), np.int32)
-        version[: len(trained)] = [version_of(given[s.instance], s.call) for s in trained]
+        rows = [samples[number] for number in samples.in_batch_order()]
+        version = np.asarray([version_of(given[row.instance], row.call) for row in rows], np.int32)
         late = bias_figures(rollout, self.headline, over) if self._queue is not None else {}
         figures = hosted_figures(rollout, samples, self.headline, recipe) | late | joints | coach_figures(rollout, self.headline)
         if self._options.weight_update == "in_flight":
@@ -326,13 +326,11 @@ class HostedTeam(Team):
         episodes = [episode for refill in rounds for episode in refill.played.episodes if episode.task.number in set(chosen)]
         rollout = dataclasses.replace(rounds[0].played, episodes=tuple(episodes))
         samples = sample_table(rollout)
-        (tokens, table), trained = from_table(samples, self.budgets), samples.trained()
-        version = np.zeros(len(tokens), np.int32)
-        version[: len(trained)] = [version_of(self._given, s.call) for s in trained]
+        version = np.asarray([version_of(self._given, samples[number].call) for number in samples.in_batch_order()], np.int32)
         figures, record = refill_figures(rounds, chosen), self._recorder(rollout, samples)
         figures |= self._current.draft_figures() if self._options.draft_tokens else {}
         rest = dict(rollout=rollout, left_out=tasks_left_out(rounds, chosen), privileged=self._privileged(rollout, samples))
-        return Batch(step, self.roles, tokens, table, version, figures, record, **rest)
+        return Batch(step, self.roles, *from_table(samples, self.budgets), version, figures, record, **rest)
 
     def _privileged(self, rollout: Rollout, samples: SampleTable) -> Prompts | None:
         """What teachers read in place of their students' prompts; None where nobody reads another."""

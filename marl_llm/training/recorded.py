@@ -11,7 +11,7 @@ import numpy as np
 from marl_llm.algorithms import Samples
 from marl_llm.training.batch import Batch
 from marl_llm.training.packing import Tokens, TokenSample
-from marl_llm.untrusted import LARGEST_REWARD, parse_json
+from marl_llm.untrusted import is_bounded_number, parse_json
 
 ROUNDING = 0.01  # how far above 0 a log-prob may come out
 
@@ -80,7 +80,7 @@ def _check_reply(line: dict, roles: Sequence[str], temperature: float, where: st
         and all(type(value) is int and 0 <= value < 2**31 for value in (line.get("number"), line.get("version"), *prompt, *ids))
     ):
         raise RecordError(f"{where}: a reply needs its number, version, prompt and ids, and as many sampled_log_probs")
-    if not all(_is_number(value) and value < ROUNDING for value in log_probs):
+    if not all(is_bounded_number(value) and value < ROUNDING for value in log_probs):
         raise RecordError(f"{where}: sampled_log_probs are numbers of at most 0")
     if line.get("model") not in roles:
         raise RecordError(f"{where}: the model {line.get('model')!r} is no role; the roles are {', '.join(roles)}")
@@ -92,17 +92,12 @@ def _check_reply(line: dict, roles: Sequence[str], temperature: float, where: st
 
 def _check_reward(line: dict, roles: Sequence[str], where: str) -> None:
     by_role = line.get("rewards", {})
-    if not isinstance(by_role, dict) or not all(map(_is_number, [line.get("reward", 0.0), *by_role.values()])):
+    if not isinstance(by_role, dict) or not all(map(is_bounded_number, [line.get("reward", 0.0), *by_role.values()])):
         raise RecordError(f"{where}: a reward is a number, and rewards are one per role")
     if strange := [role for role in by_role if role not in roles]:
         raise RecordError(f"{where}: {strange[0]!r} is paid, which is no role; the roles are {', '.join(roles)}")
     if not isinstance(line.get("task", ""), str):
         raise RecordError(f"{where}: task is a text")
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a float32 holds it."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_REWARD
 
 
 def batch_of(plays: dict[str, dict[int, dict]], paid: dict[str, dict], roles: tuple[str, ...], step: int) -> Batch:

@@ -174,7 +174,7 @@ def exact_step(
     """
     sums, gradient = accumulate(loss, policy.params, count, most)
     total, n, parts, gradient = summed((sums.total, sums.count, sums.parts, gradient), axis)
-    n = jnp.where(jnp.isfinite(total), jnp.maximum(n * denominator_scale, 1e-9), jnp.nan)  # where it is cut off, NaN has the gradient 0
+    n = jnp.where(jnp.isfinite(total), jnp.maximum(n * denominator_scale, 1e-9), jnp.nan)  # clipping gives a NaN the gradient 0
     gradient = _pinned(jax.tree.map(lambda x: x / n, gradient))
     policy, norm = apply_gradient(policy, gradient, learning_rate, optimizer)
     return _pinned(policy), parts | {"loss": (total, n), "grad_norm": (norm, jnp.float32(1))}, largest(sums.gap, axis)

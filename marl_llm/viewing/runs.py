@@ -17,8 +17,7 @@ from typing import IO, Any
 
 from marl_llm.old_names import convert_evaluation, convert_line
 from marl_llm.reporting import episodes, files, metrics
-from marl_llm.reporting.formats import is_number
-from marl_llm.untrusted import LARGEST_REWARD, check_number, open_file, parse_json, read_json_file
+from marl_llm.untrusted import LARGEST_REWARD, check_number, is_bounded_number, open_file, parse_json, read_json_file
 
 SHOWN = 4000  # characters of a response that a play brings with it; the call brings the rest
 LONGEST_TITLE = 120
@@ -294,7 +293,7 @@ class StoredRun:
         scores: dict[str, dict[int, list[float]]] = {}
         for record in self._ends:
             seats, task, score = (record.get(key) for key in ("seats", "task", "score"))
-            known = isinstance(seats, str) and type(task) is int and is_number(score) and abs(score) <= LARGEST_REWARD
+            known = isinstance(seats, str) and type(task) is int and is_bounded_number(score)
             if known and not record.get("aborted"):
                 scores.setdefault(seats, {}).setdefault(task, []).append(score)
         return {seats: {task: sum(x) / len(x) for task, x in tasks.items()} for seats, tasks in scores.items()}

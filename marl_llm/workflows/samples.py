@@ -91,6 +91,11 @@ class SampleTable:
         """Rows that an update trains on; of one model, or of all."""
         return tuple(s for s in self.samples if s.where and model in (None, s.call.model))
 
+    def in_batch_order(self) -> list[int]:
+        """Numbers of the rows that a batch has: of those that train, then of the other ones of whole plays."""
+        trained = [number for number, sample in enumerate(self.samples) if sample.where]
+        return trained + [number for number, sample in enumerate(self.samples) if sample.played and not sample.where]
+
     def demonstrations(self, roles: Iterable[str] | None = None, legal: bool = True) -> list[tuple[tuple[int, ...], Int[np.ndarray, "R"]]]:
         """(prompt ids, response ids) of scripted players' calls, for a supervised warm-up; only those that kept the format if `legal`."""
         keep = None if roles is None else set(roles)
