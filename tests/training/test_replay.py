@@ -248,6 +248,15 @@ def test_kept_tasks_are_distinct_and_of_earlier_steps(kept):
         filler().restore(state)
 
 
+def test_a_role_that_the_team_lacks_is_refused_in_a_row_that_does_not_train_too():
+    batch, filling = batch_of(0, {0: (*RARELY, 0)}), filler()
+    trains = np.asarray([True, True, True, True, False])
+    table = dataclasses.replace(batch.table, where=trains, played=np.ones(5, bool), agent=(~trains).astype(np.int32))
+    filling.fill(dataclasses.replace(batch, table=table))
+    with pytest.raises(ValueError, match="task 0 names a role that the team does not have"):
+        filler().restore(filling.state())
+
+
 @pytest.mark.parametrize(("largest", "refused"), [(VOCABULARY - 1, False), (VOCABULARY, True)])
 def test_the_ids_that_a_token_was_drawn_from_are_within_the_vocabulary(largest, refused):
     batch, filling = batch_of(0, {0: RARELY}), filler()
